@@ -1,0 +1,1 @@
+//! The one case list that every store must pass.

@@ -1,0 +1,207 @@
+//! What an operator may ask of a store: look, resolve, release, count. Each change is on the audit table.
+
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+
+use crate::error::StoreError;
+use crate::fingerprint::Fingerprint;
+use crate::lease::OnLeaseEnd;
+use crate::operation::{Key, OperationId};
+use crate::reply::Reply;
+use crate::store::Store;
+
+/// The operator's side of a store.
+#[async_trait]
+pub trait StoreAdmin: Store {
+    /// One record, expired ones too, or nothing.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn show(&self, id: &OperationId) -> Result<Option<RecordView>, StoreError>;
+
+    /// Records in the order of (scope, key) by bytes, a page at a time.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn list(&self, query: &ListQuery) -> Result<ListPage, StoreError>;
+
+    /// Stores a reply for an operation whose outcome is unknown: the next retry gets exactly these bytes. The token is
+    /// rotated, so that a returning owner is fenced. Written with its audit entry in one transaction.
+    ///
+    /// Refused with [`OperatorOutcome::LiveLease`] or [`OperatorOutcome::Completed`] unless `action.force`.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn resolve(
+        &self,
+        id: &OperationId,
+        reply: &Reply,
+        retention: Duration,
+        action: &OperatorAction,
+    ) -> Result<OperatorOutcome, StoreError>;
+
+    /// Frees an operation: the next retry runs. The record stays behind as a tombstone with a fresh token, so that a
+    /// returning owner is fenced. Written with its audit entry in one transaction.
+    ///
+    /// Refused with [`OperatorOutcome::LiveLease`] or [`OperatorOutcome::Completed`] unless `action.force`.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn free(&self, id: &OperationId, action: &OperatorAction) -> Result<OperatorOutcome, StoreError>;
+
+    /// Counts by state, and the size.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn stats(&self) -> Result<StoreStats, StoreError>;
+
+    /// The audit table, newest first, at most `limit` entries; of one operation when `id` is given.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn audit(&self, id: Option<&OperationId>, limit: u32) -> Result<Vec<AuditEntry>, StoreError>;
+}
+
+/// The state of a record, as operators see it: `in_progress` with its lease over is told by its policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StateName {
+    /// A live lease, or one that is over and may be taken over.
+    InProgress,
+    /// The reply is stored.
+    Completed,
+    /// Waits for an operator or for its late owner.
+    Unknown,
+    /// Freed by an operator.
+    Freed,
+}
+
+impl StateName {
+    /// As stored and shown: `in_progress`, `completed`, `unknown`, `freed`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::InProgress => "in_progress",
+            Self::Completed => "completed",
+            Self::Unknown => "unknown",
+            Self::Freed => "freed",
+        }
+    }
+}
+
+/// One record, for people. Times are wall time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordView {
+    /// Scope and key.
+    pub id: OperationId,
+    /// Of the first request.
+    pub fingerprint: Fingerprint,
+    /// Where it stands now: a held record whose lease is over is `Unknown`.
+    pub state: StateName,
+    /// The owner's policy.
+    pub on_lease_end: OnLeaseEnd,
+    /// Runs started.
+    pub attempt: u32,
+    /// What is left of a live lease.
+    pub lease_left: Option<Duration>,
+    /// When it was first claimed.
+    pub created_at: SystemTime,
+    /// When the lease ends or ended.
+    pub locked_until: SystemTime,
+    /// When it is over, for completed ones.
+    pub expires_at: Option<SystemTime>,
+    /// The stored reply, for completed ones.
+    pub reply: Option<Reply>,
+}
+
+/// What to list.
+#[derive(Clone, Debug)]
+pub struct ListQuery {
+    /// Only this state.
+    pub state: Option<StateName>,
+    /// Only this key, in every scope.
+    pub key: Option<Key>,
+    /// Only records created at least this long ago.
+    pub older_than: Option<Duration>,
+    /// Start after this one: `next` of the last page.
+    pub after: Option<OperationId>,
+    /// At most this many on a page.
+    pub limit: u32,
+}
+
+impl Default for ListQuery {
+    fn default() -> Self {
+        Self { state: None, key: None, older_than: None, after: None, limit: 100 }
+    }
+}
+
+/// A page of records.
+#[derive(Clone, Debug, Default)]
+pub struct ListPage {
+    /// The records, replies left out.
+    pub records: Vec<RecordView>,
+    /// Where the next page starts; `None` at the end.
+    pub next: Option<OperationId>,
+}
+
+/// Who does something, and why.
+#[derive(Clone, Debug)]
+pub struct OperatorAction {
+    /// Who: a user name.
+    pub actor: String,
+    /// Why, in the operator's words.
+    pub reason: String,
+    /// Also on a live lease or a completed record.
+    pub force: bool,
+}
+
+/// What an operator's change is answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OperatorOutcome {
+    /// Done; this is the record now.
+    Done(Box<RecordView>),
+    /// No such record.
+    Absent,
+    /// Its owner is at work, for at least this much longer; nothing changed.
+    LiveLease {
+        /// What is left of the lease.
+        left: Duration,
+    },
+    /// It has a reply already; nothing changed.
+    Completed,
+}
+
+/// One line of the audit table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuditEntry {
+    /// When.
+    pub at: SystemTime,
+    /// Who.
+    pub actor: String,
+    /// What: `resolve` or `release`.
+    pub action: String,
+    /// On which operation.
+    pub id: OperationId,
+    /// State before, with status where there was a reply.
+    pub before: String,
+    /// State after.
+    pub after: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// Counts of a store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreStats {
+    /// With a live lease, or to be taken over.
+    pub in_progress: u64,
+    /// With a reply, not yet expired.
+    pub completed: u64,
+    /// Waiting for an operator.
+    pub unknown: u64,
+    /// Freed by an operator.
+    pub freed: u64,
+    /// Past `expires_at`, waiting for the purge.
+    pub expired: u64,
+    /// Size of the records in bytes, where the store can tell.
+    pub bytes: Option<u64>,
+}

@@ -1,0 +1,328 @@
+//! The reference store: [`decide`] behind a mutex, bounded, gone with the process.
+
+use std::collections::{BTreeSet, HashMap};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+
+use crate::clock::{Clock, SystemClock};
+use crate::decide::{
+    Acquire, CompleteDecision, Decision, LeaseView, Record, ReleaseDecision, RenewDecision, State, decide,
+    decide_complete, decide_release, decide_renew,
+};
+use crate::error::{StoreError, StoreErrorKind};
+use crate::fingerprint::Fingerprint;
+use crate::lease::{Lease, LeaseToken, OnLeaseEnd};
+use crate::operation::{Operation, OperationId};
+use crate::reply::{Reply, StoredReply};
+use crate::store::{
+    Capabilities, ClaimOutcome, ClaimRequest, CompleteOutcome, Completion, PurgeRequest, Purged,
+    ReleaseOutcome, RenewOutcome, Store,
+};
+
+const SHARDS: usize = 32;
+
+/// A store in memory: for tests, for demos, and for one process whose keys need not outlive it.
+///
+/// Bounded by a number of records (1 million by default): past it, claims of new keys fail with
+/// [`StoreErrorKind::Full`] until records expire and are purged. All time is the boot clock.
+#[derive(Clone, Debug)]
+pub struct MemoryStore {
+    shards: Arc<[Mutex<Shard>]>,
+    hasher: RandomState,
+    clock: Arc<dyn Clock>,
+    records_max_per_shard: usize,
+}
+
+type Ends = BTreeSet<(Duration, OperationId)>;
+
+#[derive(Debug, Default)]
+struct Shard {
+    rows: HashMap<OperationId, Row>,
+    // By end, completed rows apart from leases, so that `purge` never scans and held rows never stand in the way.
+    completed_ends: Ends,
+    lease_ends: Ends,
+}
+
+#[derive(Debug)]
+struct Row {
+    fingerprint: Fingerprint,
+    on_lease_end: OnLeaseEnd,
+    attempt: u32,
+    token: LeaseToken,
+    claimed_at: Duration,
+    // The end of the lease, or of the retention for a completed row.
+    end: Duration,
+    state: RowState,
+}
+
+#[derive(Debug)]
+enum RowState {
+    InProgress,
+    Unknown,
+    Completed(Reply, std::time::SystemTime),
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl MemoryStore {
+    /// An empty store on the system clock.
+    pub fn new() -> Self {
+        Self::with_clock(Arc::new(SystemClock))
+    }
+
+    /// An empty store on this clock.
+    pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
+        let shards = (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect();
+        Self { shards, hasher: RandomState::new(), clock, records_max_per_shard: 1_000_000 / SHARDS }
+    }
+
+    /// Bounds the number of records, rounded up to a multiple of 32.
+    #[must_use]
+    pub fn records_max(mut self, records: usize) -> Self {
+        self.records_max_per_shard = records.div_ceil(SHARDS).max(1);
+        self
+    }
+
+    /// How many records there are, expired ones included until they are purged.
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().rows.len()).sum()
+    }
+
+    /// Whether there is no record.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn shard(&self, id: &OperationId) -> &Mutex<Shard> {
+        &self.shards[self.hasher.hash_one(id) as usize % SHARDS]
+    }
+
+    fn view(&self, row: &Row) -> Record {
+        let (boot, wall) = (self.clock.boot(), self.clock.wall());
+        let left = row.end.saturating_sub(boot);
+        let state = match &row.state {
+            RowState::Completed(reply, completed_at) => State::Completed {
+                token: row.token,
+                stored: StoredReply {
+                    reply: reply.clone(),
+                    completed_at: *completed_at,
+                    expires_at: wall + left,
+                    remaining: left,
+                },
+            },
+            RowState::Unknown => {
+                State::Unknown { token: row.token, since: wall - boot.saturating_sub(row.end) }
+            }
+            RowState::InProgress => State::InProgress {
+                token: row.token,
+                lease: match left.is_zero() {
+                    true => LeaseView::Over { since: wall - boot.saturating_sub(row.end) },
+                    false => LeaseView::Left(left),
+                },
+                age: boot.saturating_sub(row.claimed_at),
+            },
+        };
+        Record { fingerprint: row.fingerprint, on_lease_end: row.on_lease_end, attempt: row.attempt, state }
+    }
+
+    fn stored(&self, reply: &Reply, retention: Duration) -> StoredReply {
+        let now = self.clock.wall();
+        StoredReply {
+            reply: reply.clone(),
+            completed_at: now,
+            expires_at: now + retention,
+            remaining: retention,
+        }
+    }
+}
+
+impl Shard {
+    fn put(&mut self, id: &OperationId, row: Row) {
+        self.remove(id);
+        self.ends(&row.state).insert((row.end, id.clone()));
+        self.rows.insert(id.clone(), row);
+    }
+
+    fn remove(&mut self, id: &OperationId) -> Option<Row> {
+        let row = self.rows.remove(id)?;
+        self.ends(&row.state).remove(&(row.end, id.clone()));
+        Some(row)
+    }
+
+    fn ends(&mut self, state: &RowState) -> &mut Ends {
+        match state {
+            RowState::Completed(..) => &mut self.completed_ends,
+            RowState::InProgress | RowState::Unknown => &mut self.lease_ends,
+        }
+    }
+}
+
+#[async_trait]
+impl Store for MemoryStore {
+    async fn claim(&self, operation: &Operation, request: &ClaimRequest) -> Result<ClaimOutcome, StoreError> {
+        let id = operation.id();
+        let mut shard = self.shard(id).lock();
+        let record = shard.rows.get(id).map(|row| self.view(row));
+        let (attempt, how) = match decide(record.as_ref(), operation.fingerprint(), request) {
+            Decision::Answer(answer) => return Ok(answer),
+            Decision::Acquire { attempt, how } => (attempt, how),
+        };
+        if record.is_none() && shard.rows.len() >= self.records_max_per_shard {
+            return Err(StoreError::new(StoreErrorKind::Full, "claim").with_detail(
+                "the memory store holds as many records as it may; raise records_max or shorten retention",
+            ));
+        }
+        let now = self.clock.boot();
+        let row = Row {
+            fingerprint: *operation.fingerprint(),
+            on_lease_end: request.on_lease_end,
+            attempt,
+            token: request.token,
+            claimed_at: match (&record, how) {
+                (Some(Record { state: State::InProgress { age, .. }, .. }), Acquire::Reentrant) => now - *age,
+                _ => now,
+            },
+            end: now + request.lease,
+            state: RowState::InProgress,
+        };
+        shard.put(id, row);
+        Ok(ClaimOutcome::Acquired(Lease { token: request.token, attempt, duration: request.lease }))
+    }
+
+    async fn renew(
+        &self,
+        operation: &Operation,
+        token: LeaseToken,
+        lease: Duration,
+    ) -> Result<RenewOutcome, StoreError> {
+        let id = operation.id();
+        let mut shard = self.shard(id).lock();
+        let record = shard.rows.get(id).map(|row| self.view(row));
+        Ok(match decide_renew(record.as_ref(), &token) {
+            RenewDecision::Ended => RenewOutcome::Ended,
+            RenewDecision::Fenced => RenewOutcome::Fenced,
+            RenewDecision::Gone => RenewOutcome::Gone,
+            RenewDecision::Extend => {
+                if let Some(row) = shard.remove(id) {
+                    let end = self.clock.boot() + lease;
+                    shard.put(id, Row { end, state: RowState::InProgress, ..row });
+                }
+                RenewOutcome::Renewed
+            }
+        })
+    }
+
+    async fn complete(
+        &self,
+        operation: &Operation,
+        completion: &Completion,
+    ) -> Result<CompleteOutcome, StoreError> {
+        let id = operation.id();
+        let mut shard = self.shard(id).lock();
+        let record = shard.rows.get(id).map(|row| self.view(row));
+        let decision = decide_complete(record.as_ref(), &completion.token);
+        match (decision, record) {
+            (CompleteDecision::Fenced(reply), _) => return Ok(CompleteOutcome::Fenced(reply)),
+            (
+                CompleteDecision::AlreadyStored,
+                Some(Record { state: State::Completed { stored, .. }, .. }),
+            ) => {
+                return Ok(CompleteOutcome::AlreadyStored(stored));
+            }
+            (decision, _) => {
+                let stored = self.stored(&completion.reply, completion.retention);
+                let now = self.clock.boot();
+                let old = shard.rows.get(id);
+                let row = Row {
+                    fingerprint: *operation.fingerprint(),
+                    on_lease_end: old.map_or(OnLeaseEnd::Hold, |row| row.on_lease_end),
+                    attempt: completion.attempt,
+                    token: completion.token,
+                    claimed_at: old.map_or(now, |row| row.claimed_at),
+                    end: now + completion.retention,
+                    state: RowState::Completed(completion.reply.clone(), stored.completed_at),
+                };
+                shard.put(id, row);
+                Ok(match decision {
+                    CompleteDecision::WriteAnew => CompleteOutcome::StoredAnew(stored),
+                    _ => CompleteOutcome::Stored(stored),
+                })
+            }
+        }
+    }
+
+    async fn release(&self, operation: &Operation, token: LeaseToken) -> Result<ReleaseOutcome, StoreError> {
+        let id = operation.id();
+        let mut shard = self.shard(id).lock();
+        let record = shard.rows.get(id).map(|row| self.view(row));
+        Ok(match decide_release(record.as_ref(), &token) {
+            ReleaseDecision::Fenced => ReleaseOutcome::Fenced,
+            ReleaseDecision::Absent => ReleaseOutcome::Absent,
+            ReleaseDecision::Apply => {
+                shard.remove(id);
+                ReleaseOutcome::Applied
+            }
+        })
+    }
+
+    async fn mark_unknown(
+        &self,
+        operation: &Operation,
+        token: LeaseToken,
+    ) -> Result<ReleaseOutcome, StoreError> {
+        let id = operation.id();
+        let mut shard = self.shard(id).lock();
+        let record = shard.rows.get(id).map(|row| self.view(row));
+        Ok(match decide_release(record.as_ref(), &token) {
+            ReleaseDecision::Fenced => ReleaseOutcome::Fenced,
+            ReleaseDecision::Absent => ReleaseOutcome::Absent,
+            ReleaseDecision::Apply => {
+                if let Some(row) = shard.remove(id) {
+                    let end = row.end.min(self.clock.boot());
+                    shard.put(id, Row { end, state: RowState::Unknown, ..row });
+                }
+                ReleaseOutcome::Applied
+            }
+        })
+    }
+
+    async fn purge(&self, request: &PurgeRequest) -> Result<Purged, StoreError> {
+        let now = self.clock.boot();
+        let mut purged = Purged::default();
+        let limit = request.limit.max(1) as usize;
+        for shard in self.shards.iter() {
+            let mut shard = shard.lock();
+            let room = limit - purged.removed as usize;
+            let held_until = now.checked_sub(request.hold_retention);
+            let ended = shard.completed_ends.iter().take_while(|(end, _)| *end <= now);
+            let held =
+                shard.lease_ends.iter().take_while(|(end, _)| held_until.is_some_and(|until| *end <= until));
+            let mut over: Vec<_> = ended.chain(held).take(room + 1).map(|(_, id)| id.clone()).collect();
+            purged.more |= over.len() > room;
+            over.truncate(room);
+            purged.removed += over.len() as u64;
+            over.iter().for_each(|id| {
+                shard.remove(id);
+            });
+        }
+        Ok(purged)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            name: "memory",
+            location: "this process".into(),
+            network: false,
+            durable: false,
+            hazard: Some("the records are gone with the process: after a restart a retry runs again".into()),
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! The engine: claims, heartbeats, waiters, replays.

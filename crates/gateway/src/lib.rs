@@ -1,0 +1,1 @@
+//! The gateway: idempotency keys in front of any HTTP API.

@@ -1,0 +1,1 @@
+//! Idempotency keys for HTTP services: a tower layer.

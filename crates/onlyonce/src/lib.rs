@@ -1,0 +1,1 @@
+//! Send it twice, it happens only once: idempotency keys for Rust programs.

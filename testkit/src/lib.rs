@@ -1,0 +1,1 @@
+//! Private servers, upstreams and clients for tests.
