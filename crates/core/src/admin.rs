@@ -14,13 +14,13 @@ use crate::store::Store;
 /// The operator's side of a store.
 #[async_trait]
 pub trait StoreAdmin: Store {
-    /// One record, expired ones too, or nothing.
+    /// One record, expired ones that no purge has removed too, or nothing.
     ///
     /// # Errors
     /// [`StoreError`].
     async fn show(&self, id: &OperationId) -> Result<Option<RecordView>, StoreError>;
 
-    /// Records in the order of (scope, key) by bytes, a page at a time.
+    /// Records in the order of (scope, key) by bytes, a page at a time; expired ones too.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -29,7 +29,9 @@ pub trait StoreAdmin: Store {
     /// Stores a reply for an operation whose outcome is unknown: the next retry gets exactly these bytes. The token is
     /// rotated, so that a returning owner is fenced. Written with its audit entry in one transaction.
     ///
-    /// Refused with [`OperatorOutcome::LiveLease`] or [`OperatorOutcome::Completed`] unless `action.force`.
+    /// Decided by [`decide_operator`](crate::decide::decide_operator): refused with [`OperatorOutcome::LiveLease`] or
+    /// [`OperatorOutcome::Completed`] unless `action.force`; an expired record is absent. A refusal changes nothing
+    /// and is not on the audit table.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -41,10 +43,9 @@ pub trait StoreAdmin: Store {
         action: &OperatorAction,
     ) -> Result<OperatorOutcome, StoreError>;
 
-    /// Frees an operation: the next retry runs. The record stays behind as a tombstone with a fresh token, so that a
-    /// returning owner is fenced. Written with its audit entry in one transaction.
-    ///
-    /// Refused with [`OperatorOutcome::LiveLease`] or [`OperatorOutcome::Completed`] unless `action.force`.
+    /// Frees an operation: the next retry runs, as attempt + 1. The record stays behind as a tombstone with a fresh
+    /// token, so that a returning owner is fenced, until a purge comes `hold_retention` after this moment. Written
+    /// with its audit entry in one transaction. Decided and refused like [`StoreAdmin::resolve`].
     ///
     /// # Errors
     /// [`StoreError`].
@@ -111,6 +112,16 @@ pub struct RecordView {
     pub expires_at: Option<SystemTime>,
     /// The stored reply, for completed ones.
     pub reply: Option<Reply>,
+}
+
+impl RecordView {
+    /// The state with the status of a reply, as the audit table shows it: `unknown`, `completed 201`.
+    pub fn summary(&self) -> String {
+        match &self.reply {
+            Some(reply) => format!("{} {}", self.state.as_str(), reply.status()),
+            None => self.state.as_str().into(),
+        }
+    }
 }
 
 /// What to list.

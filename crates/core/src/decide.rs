@@ -13,6 +13,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use crate::admin::StateName;
 use crate::fingerprint::Fingerprint;
 use crate::lease::{LeaseToken, OnLeaseEnd};
 use crate::reply::StoredReply;
@@ -106,11 +107,12 @@ pub fn decide(record: Option<&Record>, fingerprint: &Fingerprint, request: &Clai
     use ClaimOutcome as Out;
     let fresh = |attempt| Decision::Acquire { attempt, how: Acquire::Fresh };
     let Some(record) = record else { return fresh(1) };
-    match &record.state {
-        State::Completed { stored, .. } if stored.remaining.is_zero() => return fresh(1),
+    if record.is_expired() {
+        return fresh(1);
+    }
+    if matches!(record.state, State::Freed { .. }) {
         // An operator decided that it may run again; it is a later attempt all the same.
-        State::Freed { .. } => return fresh(record.attempt.saturating_add(1)),
-        _ => {}
+        return fresh(record.attempt.saturating_add(1));
     }
     if record.fingerprint != *fingerprint {
         return Decision::Answer(Out::Mismatch { stored: record.fingerprint });
@@ -161,7 +163,7 @@ pub enum RenewDecision {
 
 /// Decides a renewal: the stored token renews however late, and an unknown record is in progress again.
 pub fn decide_renew(record: Option<&Record>, token: &LeaseToken) -> RenewDecision {
-    match record.filter(|r| !is_expired(r)).map(|r| &r.state) {
+    match record.filter(|r| !r.is_expired()).map(|r| &r.state) {
         None => RenewDecision::Gone,
         Some(state) if state.token() != token => RenewDecision::Fenced,
         Some(State::Completed { .. }) => RenewDecision::Ended,
@@ -185,7 +187,7 @@ pub enum CompleteDecision {
 
 /// Decides a completion: the stored token completes however late, and resolves an unknown record.
 pub fn decide_complete(record: Option<&Record>, token: &LeaseToken) -> CompleteDecision {
-    let Some(record) = record.filter(|r| !is_expired(r)) else { return CompleteDecision::WriteAnew };
+    let Some(record) = record.filter(|r| !r.is_expired()) else { return CompleteDecision::WriteAnew };
     let mine = record.state.token() == token;
     match &record.state {
         State::Completed { .. } if mine => CompleteDecision::AlreadyStored,
@@ -210,7 +212,7 @@ pub enum ReleaseDecision {
 
 /// Decides the owner's release (delete the record) and its mark of an unknown outcome alike.
 pub fn decide_release(record: Option<&Record>, token: &LeaseToken) -> ReleaseDecision {
-    match record.filter(|r| !is_expired(r)).map(|r| &r.state) {
+    match record.filter(|r| !r.is_expired()).map(|r| &r.state) {
         None => ReleaseDecision::Absent,
         Some(state @ (State::InProgress { .. } | State::Unknown { .. })) if state.token() == token => {
             ReleaseDecision::Apply
@@ -219,8 +221,52 @@ pub fn decide_release(record: Option<&Record>, token: &LeaseToken) -> ReleaseDec
     }
 }
 
-fn is_expired(record: &Record) -> bool {
-    matches!(&record.state, State::Completed { stored, .. } if stored.remaining.is_zero())
+/// What an operator's change does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OperatorDecision {
+    /// Rotate the token and write it, with its audit entry.
+    Apply,
+    /// There is no record: nothing to do.
+    Absent,
+    /// The owner is at work: refuse.
+    LiveLease {
+        /// What is left of its lease.
+        left: Duration,
+    },
+    /// There is a reply already: refuse.
+    Completed,
+}
+
+/// Decides an operator's resolve and free alike: a live lease and a stored reply yield to `force` alone.
+pub fn decide_operator(record: Option<&Record>, force: bool) -> OperatorDecision {
+    match record.filter(|r| !r.is_expired()).map(|r| &r.state) {
+        None => OperatorDecision::Absent,
+        Some(State::InProgress { lease: LeaseView::Left(left), .. }) if !force && !left.is_zero() => {
+            OperatorDecision::LiveLease { left: *left }
+        }
+        Some(State::Completed { .. }) if !force => OperatorDecision::Completed,
+        Some(_) => OperatorDecision::Apply,
+    }
+}
+
+impl Record {
+    /// The state as operators see it: a held record whose lease is over is unknown, an expired one still completed.
+    pub fn state_name(&self) -> StateName {
+        match &self.state {
+            State::InProgress { lease: LeaseView::Left(left), .. } if !left.is_zero() => {
+                StateName::InProgress
+            }
+            State::InProgress { .. } if self.on_lease_end == OnLeaseEnd::TakeOver => StateName::InProgress,
+            State::InProgress { .. } | State::Unknown { .. } => StateName::Unknown,
+            State::Completed { .. } => StateName::Completed,
+            State::Freed { .. } => StateName::Freed,
+        }
+    }
+
+    /// Completed, and past its `expires_at`: absent for everybody but the purge and the operator's lists.
+    pub fn is_expired(&self) -> bool {
+        matches!(&self.state, State::Completed { stored, .. } if stored.remaining.is_zero())
+    }
 }
 
 impl State {

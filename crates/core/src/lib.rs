@@ -32,7 +32,8 @@ pub use admin::{
 };
 pub use clock::{Clock, SystemClock, TestClock};
 pub use decide::{
-    Acquire, CompleteDecision, Decision, LeaseView, Record, ReleaseDecision, RenewDecision, State, decide,
+    Acquire, CompleteDecision, Decision, LeaseView, OperatorDecision, Record, ReleaseDecision, RenewDecision,
+    State, decide, decide_complete, decide_operator, decide_release, decide_renew,
 };
 pub use error::{StoreError, StoreErrorKind};
 pub use fingerprint::{DefinitionId, Fingerprint, FingerprintBuilder};

@@ -1,13 +1,16 @@
 //! The reference store: [`decide`] behind a mutex, bounded, gone with the process.
 
-use std::collections::{BTreeSet, HashMap};
+mod admin;
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
 
+use crate::admin::AuditEntry;
 use crate::clock::{Clock, SystemClock};
 use crate::decide::{
     Acquire, CompleteDecision, Decision, LeaseView, Record, ReleaseDecision, RenewDecision, State, decide,
@@ -28,13 +31,16 @@ const SHARDS: usize = 32;
 /// A store in memory: for tests, for demos, and for one process whose keys need not outlive it.
 ///
 /// Bounded by a number of records (1 million by default): past it, claims of new keys fail with
-/// [`StoreErrorKind::Full`] until records expire and are purged. All time is the boot clock.
+/// [`StoreErrorKind::Full`] until records expire and are purged. All time is the boot clock. Clones are handles on
+/// the same records.
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
     shards: Arc<[Mutex<Shard>]>,
     hasher: RandomState,
     clock: Arc<dyn Clock>,
     records_max_per_shard: usize,
+    // The newest last; taken after a shard's lock, never before.
+    audit: Arc<Mutex<VecDeque<AuditEntry>>>,
 }
 
 type Ends = BTreeSet<(Duration, OperationId)>;
@@ -47,23 +53,35 @@ struct Shard {
     lease_ends: Ends,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Row {
     fingerprint: Fingerprint,
     on_lease_end: OnLeaseEnd,
     attempt: u32,
     token: LeaseToken,
-    claimed_at: Duration,
-    // The end of the lease, or of the retention for a completed row.
-    end: Duration,
+    // All on the boot clock; `created` is the first claim of the record, `claimed` this owner's.
+    created: Duration,
+    claimed: Duration,
+    lease_end: Duration,
     state: RowState,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum RowState {
     InProgress,
     Unknown,
-    Completed(Reply, std::time::SystemTime),
+    Freed,
+    Completed { reply: Reply, completed_at: SystemTime, expires: Duration },
+}
+
+impl Row {
+    // What the purge goes by.
+    fn end(&self) -> Duration {
+        match self.state {
+            RowState::Completed { expires, .. } => expires,
+            RowState::InProgress | RowState::Unknown | RowState::Freed => self.lease_end,
+        }
+    }
 }
 
 impl Default for MemoryStore {
@@ -81,7 +99,13 @@ impl MemoryStore {
     /// An empty store on this clock.
     pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect();
-        Self { shards, hasher: RandomState::new(), clock, records_max_per_shard: 1_000_000 / SHARDS }
+        Self {
+            shards,
+            hasher: RandomState::new(),
+            clock,
+            records_max_per_shard: 1_000_000 / SHARDS,
+            audit: Arc::default(),
+        }
     }
 
     /// Bounds the number of records, rounded up to a multiple of 32.
@@ -105,62 +129,64 @@ impl MemoryStore {
         &self.shards[self.hasher.hash_one(id) as usize % SHARDS]
     }
 
-    fn view(&self, row: &Row) -> Record {
-        let (boot, wall) = (self.clock.boot(), self.clock.wall());
-        let left = row.end.saturating_sub(boot);
+    fn record(&self, row: &Row) -> Record {
+        let left = row.lease_end.saturating_sub(self.clock.boot());
+        let token = row.token;
         let state = match &row.state {
-            RowState::Completed(reply, completed_at) => State::Completed {
-                token: row.token,
-                stored: StoredReply {
-                    reply: reply.clone(),
-                    completed_at: *completed_at,
-                    expires_at: wall + left,
-                    remaining: left,
-                },
-            },
-            RowState::Unknown => {
-                State::Unknown { token: row.token, since: wall - boot.saturating_sub(row.end) }
+            RowState::Completed { reply, completed_at, expires } => {
+                State::Completed { token, stored: self.stored(reply, *completed_at, *expires) }
             }
+            RowState::Unknown => State::Unknown { token, since: self.wall_at(row.lease_end) },
+            RowState::Freed => State::Freed { token },
             RowState::InProgress => State::InProgress {
-                token: row.token,
+                token,
                 lease: match left.is_zero() {
-                    true => LeaseView::Over { since: wall - boot.saturating_sub(row.end) },
+                    true => LeaseView::Over { since: self.wall_at(row.lease_end) },
                     false => LeaseView::Left(left),
                 },
-                age: boot.saturating_sub(row.claimed_at),
+                age: self.clock.boot().saturating_sub(row.claimed),
             },
         };
         Record { fingerprint: row.fingerprint, on_lease_end: row.on_lease_end, attempt: row.attempt, state }
     }
 
-    fn stored(&self, reply: &Reply, retention: Duration) -> StoredReply {
-        let now = self.clock.wall();
+    fn stored(&self, reply: &Reply, completed_at: SystemTime, expires: Duration) -> StoredReply {
         StoredReply {
             reply: reply.clone(),
-            completed_at: now,
-            expires_at: now + retention,
-            remaining: retention,
+            completed_at,
+            expires_at: self.wall_at(expires),
+            remaining: expires.saturating_sub(self.clock.boot()),
         }
+    }
+
+    // For people: what the wall clock shows, or will show, at this instant of the boot clock.
+    fn wall_at(&self, boot: Duration) -> SystemTime {
+        let (now, wall) = (self.clock.boot(), self.clock.wall());
+        let at = match boot.checked_sub(now) {
+            Some(ahead) => wall.checked_add(ahead),
+            None => wall.checked_sub(now - boot),
+        };
+        at.unwrap_or(wall)
     }
 }
 
 impl Shard {
     fn put(&mut self, id: &OperationId, row: Row) {
         self.remove(id);
-        self.ends(&row.state).insert((row.end, id.clone()));
+        self.ends(&row.state).insert((row.end(), id.clone()));
         self.rows.insert(id.clone(), row);
     }
 
     fn remove(&mut self, id: &OperationId) -> Option<Row> {
         let row = self.rows.remove(id)?;
-        self.ends(&row.state).remove(&(row.end, id.clone()));
+        self.ends(&row.state).remove(&(row.end(), id.clone()));
         Some(row)
     }
 
     fn ends(&mut self, state: &RowState) -> &mut Ends {
         match state {
-            RowState::Completed(..) => &mut self.completed_ends,
-            RowState::InProgress | RowState::Unknown => &mut self.lease_ends,
+            RowState::Completed { .. } => &mut self.completed_ends,
+            RowState::InProgress | RowState::Unknown | RowState::Freed => &mut self.lease_ends,
         }
     }
 }
@@ -170,7 +196,7 @@ impl Store for MemoryStore {
     async fn claim(&self, operation: &Operation, request: &ClaimRequest) -> Result<ClaimOutcome, StoreError> {
         let id = operation.id();
         let mut shard = self.shard(id).lock();
-        let record = shard.rows.get(id).map(|row| self.view(row));
+        let record = shard.rows.get(id).map(|row| self.record(row));
         let (attempt, how) = match decide(record.as_ref(), operation.fingerprint(), request) {
             Decision::Answer(answer) => return Ok(answer),
             Decision::Acquire { attempt, how } => (attempt, how),
@@ -181,16 +207,15 @@ impl Store for MemoryStore {
             ));
         }
         let now = self.clock.boot();
+        let old = shard.rows.get(id);
         let row = Row {
             fingerprint: *operation.fingerprint(),
             on_lease_end: request.on_lease_end,
             attempt,
             token: request.token,
-            claimed_at: match (&record, how) {
-                (Some(Record { state: State::InProgress { age, .. }, .. }), Acquire::Reentrant) => now - *age,
-                _ => now,
-            },
-            end: now + request.lease,
+            created: old.filter(|_| how != Acquire::Fresh).map_or(now, |row| row.created),
+            claimed: old.filter(|_| how == Acquire::Reentrant).map_or(now, |row| row.claimed),
+            lease_end: now.saturating_add(request.lease),
             state: RowState::InProgress,
         };
         shard.put(id, row);
@@ -205,15 +230,15 @@ impl Store for MemoryStore {
     ) -> Result<RenewOutcome, StoreError> {
         let id = operation.id();
         let mut shard = self.shard(id).lock();
-        let record = shard.rows.get(id).map(|row| self.view(row));
+        let record = shard.rows.get(id).map(|row| self.record(row));
         Ok(match decide_renew(record.as_ref(), &token) {
             RenewDecision::Ended => RenewOutcome::Ended,
             RenewDecision::Fenced => RenewOutcome::Fenced,
             RenewDecision::Gone => RenewOutcome::Gone,
             RenewDecision::Extend => {
                 if let Some(row) = shard.remove(id) {
-                    let end = self.clock.boot() + lease;
-                    shard.put(id, Row { end, state: RowState::InProgress, ..row });
+                    let lease_end = self.clock.boot().saturating_add(lease);
+                    shard.put(id, Row { lease_end, state: RowState::InProgress, ..row });
                 }
                 RenewOutcome::Renewed
             }
@@ -227,42 +252,43 @@ impl Store for MemoryStore {
     ) -> Result<CompleteOutcome, StoreError> {
         let id = operation.id();
         let mut shard = self.shard(id).lock();
-        let record = shard.rows.get(id).map(|row| self.view(row));
+        let record = shard.rows.get(id).map(|row| self.record(row));
         let decision = decide_complete(record.as_ref(), &completion.token);
-        match (decision, record) {
-            (CompleteDecision::Fenced(reply), _) => return Ok(CompleteOutcome::Fenced(reply)),
+        match (&decision, record) {
+            (CompleteDecision::Fenced(reply), _) => return Ok(CompleteOutcome::Fenced(reply.clone())),
             (
                 CompleteDecision::AlreadyStored,
                 Some(Record { state: State::Completed { stored, .. }, .. }),
-            ) => {
-                return Ok(CompleteOutcome::AlreadyStored(stored));
-            }
-            (decision, _) => {
-                let stored = self.stored(&completion.reply, completion.retention);
-                let now = self.clock.boot();
-                let old = shard.rows.get(id);
-                let row = Row {
-                    fingerprint: *operation.fingerprint(),
-                    on_lease_end: old.map_or(OnLeaseEnd::Hold, |row| row.on_lease_end),
-                    attempt: completion.attempt,
-                    token: completion.token,
-                    claimed_at: old.map_or(now, |row| row.claimed_at),
-                    end: now + completion.retention,
-                    state: RowState::Completed(completion.reply.clone(), stored.completed_at),
-                };
-                shard.put(id, row);
-                Ok(match decision {
-                    CompleteDecision::WriteAnew => CompleteOutcome::StoredAnew(stored),
-                    _ => CompleteOutcome::Stored(stored),
-                })
-            }
+            ) => return Ok(CompleteOutcome::AlreadyStored(stored)),
+            _ => {}
         }
+        let anew = decision == CompleteDecision::WriteAnew;
+        let (now, completed_at) = (self.clock.boot(), self.clock.wall());
+        let expires = now.saturating_add(completion.retention);
+        let stored = self.stored(&completion.reply, completed_at, expires);
+        let state = RowState::Completed { reply: completion.reply.clone(), completed_at, expires };
+        let row = match shard.rows.get(id) {
+            // The state alone changes: fingerprint and attempt are those of the claim.
+            Some(row) if !anew => Row { state, ..row.clone() },
+            _ => Row {
+                fingerprint: *operation.fingerprint(),
+                on_lease_end: OnLeaseEnd::Hold,
+                attempt: completion.attempt,
+                token: completion.token,
+                created: now,
+                claimed: now,
+                lease_end: now,
+                state,
+            },
+        };
+        shard.put(id, row);
+        Ok(if anew { CompleteOutcome::StoredAnew(stored) } else { CompleteOutcome::Stored(stored) })
     }
 
     async fn release(&self, operation: &Operation, token: LeaseToken) -> Result<ReleaseOutcome, StoreError> {
         let id = operation.id();
         let mut shard = self.shard(id).lock();
-        let record = shard.rows.get(id).map(|row| self.view(row));
+        let record = shard.rows.get(id).map(|row| self.record(row));
         Ok(match decide_release(record.as_ref(), &token) {
             ReleaseDecision::Fenced => ReleaseOutcome::Fenced,
             ReleaseDecision::Absent => ReleaseOutcome::Absent,
@@ -280,14 +306,14 @@ impl Store for MemoryStore {
     ) -> Result<ReleaseOutcome, StoreError> {
         let id = operation.id();
         let mut shard = self.shard(id).lock();
-        let record = shard.rows.get(id).map(|row| self.view(row));
+        let record = shard.rows.get(id).map(|row| self.record(row));
         Ok(match decide_release(record.as_ref(), &token) {
             ReleaseDecision::Fenced => ReleaseOutcome::Fenced,
             ReleaseDecision::Absent => ReleaseOutcome::Absent,
             ReleaseDecision::Apply => {
                 if let Some(row) = shard.remove(id) {
-                    let end = row.end.min(self.clock.boot());
-                    shard.put(id, Row { end, state: RowState::Unknown, ..row });
+                    let lease_end = row.lease_end.min(self.clock.boot());
+                    shard.put(id, Row { lease_end, state: RowState::Unknown, ..row });
                 }
                 ReleaseOutcome::Applied
             }
