@@ -1,1 +1,72 @@
-//! Private servers, upstreams and clients for tests.
+//! Private servers, upstreams and clients for tests: real sockets and real processes, nothing simulated.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`upstream`] | [`Upstream`]: an HTTP server that counts and logs what reaches it, and answers as told |
+//! | [`raw`] | [`RawUpstream`], [`RawConnection`]: both ends of a socket, byte by byte |
+//! | [`client`] | [`Client`], [`Connection`]: an HTTP/1.1 and h2c client |
+//! | [`process`] | [`Process`]: a program that is started, signalled and killed |
+//!
+//! Every wait is bounded by [`PATIENCE`] and panics past it, naming what was waited for.
+#![allow(clippy::disallowed_methods, reason = "tests wait in real time")]
+
+pub mod client;
+pub mod process;
+pub mod raw;
+pub mod upstream;
+
+use std::future::Future;
+use std::net::{SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+pub use client::{Client, ClientResponse, Connection, StreamingResponse};
+pub use process::Process;
+pub use raw::{RawConnection, RawUpstream, send_raw};
+pub use upstream::{Answer, Seen, Upstream};
+
+/// How long any wait may take before the test fails.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A loopback port that was free a moment ago.
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a loopback port").port()
+}
+
+/// A loopback address that was free a moment ago; nobody listens on it.
+pub fn free_addr() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], free_port()))
+}
+
+/// Waits until `condition` holds.
+///
+/// # Panics
+/// After [`PATIENCE`], naming `what`.
+pub async fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    wait_for(what, async || condition().then_some(())).await;
+}
+
+/// Waits until `probe` gives something.
+///
+/// # Panics
+/// After [`PATIENCE`], naming `what`.
+pub async fn wait_for<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = probe().await {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "waited {PATIENCE:?} in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// The value of `future`.
+///
+/// # Panics
+/// After [`PATIENCE`], naming `what`.
+pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(PATIENCE, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("waited {PATIENCE:?} in vain: {what}"),
+    }
+}
