@@ -36,7 +36,7 @@ pub use decide::{
     State, decide, decide_complete, decide_operator, decide_release, decide_renew,
 };
 pub use error::{StoreError, StoreErrorKind};
-pub use fingerprint::{DefinitionId, Fingerprint, FingerprintBuilder};
+pub use fingerprint::{Definition, DefinitionId, Fingerprint, FingerprintBuilder};
 pub use lease::{Lease, LeaseToken, OnLeaseEnd};
 pub use memory::MemoryStore;
 pub use operation::{InvalidName, Key, Operation, OperationId, Scope};

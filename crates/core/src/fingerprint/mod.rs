@@ -3,9 +3,26 @@
 //! A fingerprint is a SHA-256 over length-prefixed parts, so that no two lists of parts hash alike by running
 //! into each other. It carries the algorithm and the id of its definition: which parts, in which form. Two
 //! fingerprints compare only under one definition; a stored one of another definition is recomputed by ITS own.
+//!
+//! | body form | a retry may differ in |
+//! |---|---|
+//! | [`Definition::raw`] | nothing |
+//! | [`Definition::canonical_json`] | spaces, order of members, how a number is written |
+//! | [`Definition::members`] | everything that is not named |
+//! | [`Definition::all_except`] | what is named |
+
+mod canonical;
+mod definition;
+mod json;
+mod select;
 
 use std::fmt;
 use std::str::FromStr;
+
+pub use canonical::canonical_json;
+pub use definition::{Definition, InvalidDefinition, Material, NAMES_MAX};
+pub use json::{DEPTH_MAX, JsonError, JsonErrorKind};
+pub use select::{InvalidPointer, POINTER_BYTES_MAX, Pointer};
 
 use sha2::{Digest, Sha256};
 
