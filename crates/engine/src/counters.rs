@@ -1,0 +1,62 @@
+//! What happened, counted.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters { $(pub(crate) $name: AtomicU64,)* }
+
+        /// Counts since the engine was built.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct Counts { $($(#[$doc])* pub $name: u64,)* }
+
+        impl Counters {
+            pub(crate) fn read(&self) -> Counts {
+                Counts { $($name: self.$name.load(Ordering::Relaxed),)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Questions put to the store: claims.
+    claims,
+    /// Operations acquired, takeovers among them.
+    acquired,
+    /// Operations acquired after another owner's lease ended.
+    takeovers,
+    /// Replies recorded.
+    completed,
+    /// Replies recorded though the record was gone.
+    completed_anew,
+    /// Replies that could not be recorded.
+    not_recorded,
+    /// Operations released.
+    released,
+    /// Operations that ended with an unknown outcome.
+    unknown,
+    /// Owners that found another one in their place.
+    fenced,
+    /// Duplicates answered from memory.
+    replayed_from_memory,
+    /// Duplicates answered from the store.
+    replayed_from_store,
+    /// Duplicates answered in progress.
+    in_progress,
+    /// Requests whose key belongs to another.
+    mismatches,
+    /// Leases renewed.
+    renewals,
+    /// Calls of the store that failed.
+    store_errors,
+    /// Expired records removed.
+    purged,
+    /// Operations refused because too many were in flight.
+    overloaded,
+}
+
+pub(crate) fn add(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}

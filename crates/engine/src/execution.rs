@@ -1,0 +1,414 @@
+//! The right to run one operation, and the duty to say how it ended.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use onlyonce_core::{
+    CompleteOutcome, Completion, Lease, OnLeaseEnd, Operation, RenewOutcome, Reply, StoreError, StoredReply,
+};
+use sha2::{Digest, Sha256};
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::counters::add;
+use crate::flight::{End, Leader};
+use crate::idempotency::Shared;
+use crate::outcome::EngineError;
+use crate::policy::Policy;
+
+/// The right to run one operation. End it with [`complete`](Self::complete), [`release`](Self::release) or
+/// [`unknown`](Self::unknown).
+///
+/// Dropped without an end its outcome is unknown, for the work may have happened: renewal stops at once, nothing is
+/// released, and the policy decides what a retry gets.
+#[must_use = "an operation that is acquired must be ended"]
+#[derive(Debug)]
+pub struct Execution {
+    context: Context,
+    // Taken by the end.
+    duty: Option<Duty>,
+}
+
+#[derive(Debug)]
+struct Duty {
+    leader: Leader,
+    _slot: OwnedSemaphorePermit,
+}
+
+/// What the work may know of its execution. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Context {
+    live: Arc<Live>,
+}
+
+/// The owner's view of its lease, shared with the heartbeat.
+#[derive(Debug)]
+pub(crate) struct Live {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) operation: Operation,
+    pub(crate) policy: Arc<Policy>,
+    pub(crate) lease: Lease,
+    pub(crate) started: Duration,
+    // Boot clock, ms. Counted from the instant before the claim or renewal was SENT.
+    deadline_ms: AtomicU64,
+    next_renewal_ms: AtomicU64,
+    fenced: AtomicBool,
+}
+
+/// This caller is not the owner any more: it must not touch the operation again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the lease is lost to another owner, or could not be renewed in time")]
+pub struct NotOwner;
+
+/// How a completion went.
+#[derive(Debug)]
+pub enum Completed {
+    /// The reply is recorded: every retry gets it.
+    Recorded(StoredReply),
+    /// Another owner was faster: its reply is the answer, if it is there yet.
+    Fenced(Option<StoredReply>),
+    /// The store failed until the lease was over. The effect happened; the lease is left to end.
+    NotRecorded(EngineError),
+}
+
+impl Execution {
+    pub(crate) fn new(live: Arc<Live>, leader: Leader, slot: OwnedSemaphorePermit) -> Self {
+        leader.working(live.clone());
+        add(&live.shared.counters.acquired);
+        if live.lease.attempt > 1 {
+            add(&live.shared.counters.takeovers);
+        }
+        Self { context: Context { live }, duty: Some(Duty { leader, _slot: slot }) }
+    }
+
+    /// What the work may know.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// See [`Context::attempt`].
+    pub fn attempt(&self) -> u32 {
+        self.context.attempt()
+    }
+
+    /// See [`Context::downstream_key`].
+    pub fn downstream_key(&self, step: &str) -> String {
+        self.context.downstream_key(step)
+    }
+
+    /// Records the reply. Durable, as far as the store is, when it returns [`Completed::Recorded`].
+    ///
+    /// A failing store is asked again, and the lease renewed, until the lease is over.
+    ///
+    /// # Cancellation
+    /// Goes on in the background.
+    pub async fn complete(mut self, reply: Reply) -> Completed {
+        let Some(duty) = self.duty.take() else { return Completed::Fenced(None) };
+        let recording = Recording { live: self.context.live.clone(), duty: Some(duty), reply };
+        recording.run().await
+    }
+
+    /// Gives the operation back: surely nothing happened, a retry may run it.
+    ///
+    /// # Cancellation
+    /// Goes on in the background.
+    pub async fn release(self) {
+        self.release_answering(None).await;
+    }
+
+    /// Like [`release`](Self::release), and tells the duplicates in flight what this caller was answered: one of them
+    /// claims again, the others get this reply.
+    pub async fn release_answering(mut self, reply: Option<Reply>) {
+        let Some(duty) = self.duty.take() else { return };
+        let live = self.context.live.clone();
+        let token = live.lease.token;
+        add(&live.shared.counters.released);
+        let mut sent = UnsentRelease { live: &live, done: false };
+        let until = || live.deadline();
+        let call = || live.shared.store.release(&live.operation, token);
+        sent.done = live.shared.persist("release", until, call).await.is_ok();
+        drop(sent);
+        duty.leader.end(End::Released(reply));
+    }
+
+    /// Says that nobody knows whether it happened. Under [`OnLeaseEnd::Hold`] retries are told so at once and until it is
+    /// resolved; under [`OnLeaseEnd::TakeOver`] a retry runs again after the lease.
+    ///
+    /// # Cancellation
+    /// The lease ends by itself; the outcome stays unknown.
+    pub async fn unknown(mut self) {
+        if let Some(duty) = self.duty.take() {
+            end_unknown(&self.context.live, duty).await;
+        }
+    }
+}
+
+impl Drop for Execution {
+    fn drop(&mut self) {
+        let Some(duty) = self.duty.take() else { return };
+        let live = self.context.live.clone();
+        // Without a runtime the lease ends by itself, which says the same a little later.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move { end_unknown(&live, duty).await });
+        }
+    }
+}
+
+async fn end_unknown(live: &Arc<Live>, duty: Duty) {
+    live.stop_renewing();
+    add(&live.shared.counters.unknown);
+    if live.policy.on_lease_end == OnLeaseEnd::Hold {
+        let until = || live.deadline();
+        let call = || live.shared.store.mark_unknown(&live.operation, live.lease.token);
+        if let Err(error) = live.shared.persist("mark_unknown", until, call).await {
+            // The lease ends by itself, and a held record is unknown from then on.
+            tracing::warn!(error = %error, "could not mark an outcome as unknown; it is so when its lease ends");
+        }
+    }
+    duty.leader.end(End::Abandoned);
+}
+
+/// A completion under way; dropped half-way it goes on in the background.
+struct Recording {
+    live: Arc<Live>,
+    duty: Option<Duty>,
+    reply: Reply,
+}
+
+impl Recording {
+    async fn run(mut self) -> Completed {
+        let live = self.live.clone();
+        let result = live.record(&self.reply).await;
+        match self.duty.take() {
+            Some(duty) => live.finish(duty, result),
+            None => Completed::Fenced(None),
+        }
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        let Some(duty) = self.duty.take() else { return };
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let rest = Self { live: self.live.clone(), duty: Some(duty), reply: self.reply.clone() };
+        runtime.spawn(async move { rest.run().await });
+    }
+}
+
+/// A release under way; dropped half-way it goes on in the background.
+struct UnsentRelease<'a> {
+    live: &'a Arc<Live>,
+    done: bool,
+}
+
+impl Drop for UnsentRelease<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            let Live { shared, operation, lease, .. } = &**self.live;
+            shared.release_in_background(operation, lease.token, lease.duration);
+        }
+    }
+}
+
+impl Context {
+    /// 1 for the first run, one more for each takeover.
+    pub fn attempt(&self) -> u32 {
+        self.live.lease.attempt
+    }
+
+    /// The operation.
+    pub fn operation(&self) -> &Operation {
+        &self.live.operation
+    }
+
+    /// A key for one step downstream (a payment provider, a mail service), the same on every attempt, so that the
+    /// other side can tell a second attempt from a second operation.
+    ///
+    /// SHA-256 of the length-prefixed scope, key and step, written as a version 8 UUID (RFC 9562 §5.8).
+    pub fn downstream_key(&self, step: &str) -> String {
+        downstream_key(&self.live.operation, step)
+    }
+
+    /// Call it right before the irreversible part (sending to the provider): returns when more than half of the
+    /// lease is left, renewing it if need be.
+    ///
+    /// # Errors
+    /// [`NotOwner`]: do not go on.
+    pub async fn ensure_lease(&self) -> Result<(), NotOwner> {
+        let live = &self.live;
+        if live.fenced.load(Ordering::Acquire) {
+            return Err(NotOwner);
+        }
+        if live.left() > live.policy.lease / 2 {
+            return Ok(());
+        }
+        match live.renew().await {
+            Ok(RenewOutcome::Renewed) => Ok(()),
+            _ => Err(NotOwner),
+        }
+    }
+
+    /// Whether another owner is known to have taken the operation over.
+    pub fn is_fenced(&self) -> bool {
+        self.live.fenced.load(Ordering::Acquire)
+    }
+}
+
+pub(crate) fn downstream_key(operation: &Operation, step: &str) -> String {
+    let mut hasher = Sha256::new();
+    for part in [operation.scope().as_str(), operation.key().as_str(), step] {
+        hasher.update((part.len() as u64).to_be_bytes());
+        hasher.update(part.as_bytes());
+    }
+    let digest: [u8; 32] = hasher.finalize().into();
+    let mut id = [0; 16];
+    id.copy_from_slice(&digest[..16]);
+    id[6] = (id[6] & 0x0f) | 0x80;
+    id[8] = (id[8] & 0x3f) | 0x80;
+    let mut text = String::with_capacity(36);
+    for (at, byte) in id.iter().enumerate() {
+        if matches!(at, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        for nibble in [byte >> 4, byte & 15] {
+            text.push(char::from(b"0123456789abcdef"[usize::from(nibble)]));
+        }
+    }
+    text
+}
+
+impl Live {
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        operation: &Operation,
+        policy: &Arc<Policy>,
+        lease: Lease,
+        sent_at: Duration,
+    ) -> Arc<Self> {
+        let live = Self {
+            shared: shared.clone(),
+            operation: operation.clone(),
+            policy: policy.clone(),
+            lease,
+            started: sent_at,
+            deadline_ms: AtomicU64::new(0),
+            next_renewal_ms: AtomicU64::new(0),
+            fenced: AtomicBool::new(false),
+        };
+        live.extended(sent_at);
+        Arc::new(live)
+    }
+
+    /// When the lease ends, by the boot clock.
+    pub(crate) fn deadline(&self) -> Duration {
+        Duration::from_millis(self.deadline_ms.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn left(&self) -> Duration {
+        self.deadline().saturating_sub(self.shared.clock.boot())
+    }
+
+    /// Whether the heartbeat must renew now. Not past the work timeout: then the outcome is unknown.
+    pub(crate) fn renewal_due(&self, now: Duration) -> bool {
+        now.as_millis() as u64 >= self.next_renewal_ms.load(Ordering::Acquire)
+            && now < self.started + self.policy.work_timeout
+            && !self.fenced.load(Ordering::Acquire)
+    }
+
+    /// Renews once. A record that was lost is claimed again under the same token.
+    pub(crate) async fn renew(&self) -> Result<RenewOutcome, StoreError> {
+        let (shared, lease) = (&self.shared, self.policy.lease);
+        let sent_at = shared.clock.boot();
+        // Not again before this answer, and soon after it if it fails.
+        let patience = shared.limits.store_timeout.min(lease / 3);
+        self.next_renewal_ms.store((sent_at + patience + lease / 12).as_millis() as u64, Ordering::Release);
+        let call = shared.store.renew(&self.operation, self.lease.token, lease);
+        let outcome = shared.bounded("renew", patience, call).await?;
+        add(&shared.counters.renewals);
+        match outcome {
+            RenewOutcome::Renewed => self.extended(sent_at),
+            RenewOutcome::Fenced => {
+                add(&shared.counters.fenced);
+                self.fenced.store(true, Ordering::Release);
+            }
+            // Completion writes a lost record anew; renewing it is over.
+            RenewOutcome::Gone | RenewOutcome::Ended => self.stop_renewing(),
+        }
+        Ok(outcome)
+    }
+
+    fn extended(&self, sent_at: Duration) {
+        let lease = self.policy.lease;
+        self.deadline_ms.store((sent_at + lease).as_millis() as u64, Ordering::Release);
+        self.next_renewal_ms.store((sent_at + lease / 3).as_millis() as u64, Ordering::Release);
+    }
+
+    pub(crate) fn stop_renewing(&self) {
+        self.next_renewal_ms.store(u64::MAX, Ordering::Release);
+    }
+
+    async fn record(&self, reply: &Reply) -> Result<CompleteOutcome, StoreError> {
+        let completion = Completion {
+            token: self.lease.token,
+            attempt: self.lease.attempt,
+            reply: reply.clone(),
+            retention: self.policy.retention,
+        };
+        let until = || self.deadline();
+        self.shared
+            .persist("complete", until, || self.shared.store.complete(&self.operation, &completion))
+            .await
+    }
+
+    fn finish(&self, duty: Duty, result: Result<CompleteOutcome, StoreError>) -> Completed {
+        let shared = &self.shared;
+        let counters = &shared.counters;
+        let (stored, counter) = match result {
+            Ok(CompleteOutcome::Stored(stored) | CompleteOutcome::AlreadyStored(stored)) => {
+                (stored, &counters.completed)
+            }
+            Ok(CompleteOutcome::StoredAnew(stored)) => {
+                tracing::warn!("a record was gone at completion and is written anew");
+                (stored, &counters.completed_anew)
+            }
+            Ok(CompleteOutcome::Fenced(stored)) => {
+                add(&counters.fenced);
+                duty.leader.end(match &stored {
+                    Some(stored) => End::Completed(stored.clone()),
+                    None => End::Abandoned,
+                });
+                return Completed::Fenced(stored);
+            }
+            Err(error) => {
+                add(&counters.not_recorded);
+                tracing::error!(error = %error, "the work ran and its reply could not be recorded");
+                duty.leader.end(End::Abandoned);
+                return Completed::NotRecorded(error.into());
+            }
+        };
+        add(counter);
+        shared.cache.put(self.operation.id(), self.operation.fingerprint(), &stored, shared.clock.boot());
+        duty.leader.end(End::Completed(stored.clone()));
+        Completed::Recorded(stored)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use onlyonce_core::{Fingerprint, Key, Scope};
+
+    // Frozen: a changed key here would be a second charge at the provider on takeover after an upgrade.
+    #[test]
+    fn downstream_keys_are_frozen() {
+        let key = |scope: &str, key: &str, step: &str| {
+            let operation =
+                Operation::new(Scope::new(scope).unwrap(), Key::new(key).unwrap(), Fingerprint::of("any"));
+            downstream_key(&operation, step)
+        };
+        assert_eq!(key("", "k", ""), "83d78470-c44e-8d70-9561-467e1ff35c0e");
+        assert_eq!(key("merchant-1", "order-42", "charge"), "075a09c4-3766-816f-a726-4b4ff70650d8");
+        assert_ne!(key("a", "bc", "d"), key("ab", "c", "d"));
+        assert_ne!(key("a", "b", "cd"), key("a", "bc", "d"));
+    }
+}
