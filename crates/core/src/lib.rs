@@ -1,7 +1,7 @@
 //! The core of `onlyonce`: the words, the state machine and the store contract.
 //!
 //! Nothing here runs a task, opens a file or speaks to a server. A store depends on this crate alone:
-//! it loads a [`Record`], asks [`decide`], and writes what was decided, atomically.
+//! it loads a [`Record`], asks [`mod@decide`], and writes what was decided, atomically.
 //!
 //! | module | what it holds |
 //! |---|---|

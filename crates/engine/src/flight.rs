@@ -99,11 +99,7 @@ impl Flights {
         }
     }
 
-    fn start(
-        self: &Arc<Self>,
-        shard: &mut Shard,
-        operation: &Operation,
-    ) -> Leader {
+    fn start(self: &Arc<Self>, shard: &mut Shard, operation: &Operation) -> Leader {
         let flight = Arc::new(Flight {
             fingerprint: *operation.fingerprint(),
             phase: watch::Sender::new(Phase::Claiming),
