@@ -11,7 +11,7 @@ pub struct LeaseToken([u8; 16]);
 
 impl LeaseToken {
     /// Takes 16 bytes from a cryptographic random source; the engine does this at its edge.
-    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 
