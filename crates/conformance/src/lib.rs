@@ -42,6 +42,7 @@
 
 pub mod cases;
 mod harness;
+pub mod model;
 mod subject;
 
 pub use harness::{Harness, run};
@@ -49,7 +50,8 @@ pub use subject::{Expiry, Subject, Time};
 
 /// Writes one `#[test]` for each case that every [`Store`](onlyonce_core::Store) must pass, in one module a theme.
 ///
-/// The argument is a function `async fn() -> impl Subject`, called once for each test.
+/// The argument is a function `async fn() -> impl Subject`, called once for each test (and once for each history of
+/// the model test).
 #[macro_export]
 macro_rules! conformance {
     ($factory:expr) => {
@@ -142,6 +144,15 @@ macro_rules! conformance {
             capabilities {
                 the_store_says_what_it_is
                 the_declared_way_of_expiry_is_the_real_one
+            }
+        }
+        mod model {
+            #[allow(unused_imports)]
+            use super::*;
+            /// Random histories against the reference model, with the invariants checked at every step.
+            #[test]
+            fn every_history_keeps_the_invariants() {
+                $crate::model::check($factory, $crate::model::HISTORIES)
             }
         }
     };

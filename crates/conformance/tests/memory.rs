@@ -57,3 +57,8 @@ impl Subject for Memory {
 
 onlyonce_conformance::conformance!(Memory::fresh);
 onlyonce_conformance::admin_conformance!(Memory::fresh);
+
+#[test]
+fn many_histories_keep_the_invariants() {
+    onlyonce_conformance::model::check(Memory::fresh, 1000);
+}

@@ -12,6 +12,23 @@ use crate::operation::Operation;
 use crate::reply::{Reply, StoredReply};
 
 /// Where records live. One store may serve any number of processes at once.
+///
+/// Here is one, complete. Only [`Store::claim`] and its kin are the store's own work; every decision is asked of
+/// [`decide`](crate::decide::decide), [`decide_renew`](crate::decide::decide_renew),
+/// [`decide_complete`](crate::decide::decide_complete) and [`decide_release`](crate::decide::decide_release).
+///
+/// ```
+#[doc = include_str!("../examples/custom_store.rs")]
+/// ```
+///
+/// # Testing one
+/// The crate `onlyonce-conformance` has the one case list that every store must pass. Implement its `Subject` (how a fresh
+/// store is made, how its clock is moved) and let it write the tests, a name for each case:
+///
+/// ```text
+/// onlyonce_conformance::conformance!(MySubject::fresh);
+/// onlyonce_conformance::admin_conformance!(MySubject::fresh);   // for a StoreAdmin
+/// ```
 #[async_trait]
 pub trait Store: Debug + Send + Sync + 'static {
     /// Asks for the right to run `operation`: [`decide`](crate::decide::decide) on the stored record, applied atomically.
