@@ -1,0 +1,186 @@
+//! `onlyonce keys`: what an operator may look at and decide.
+
+mod audit;
+mod list;
+mod purge;
+mod release;
+mod resolve;
+mod show;
+mod stats;
+
+use std::time::Duration;
+
+use clap::Subcommand;
+use onlyonce_core::{
+    Key, ListQuery, OperationId, OperatorAction, OperatorOutcome, RecordView, Scope, StoreAdmin,
+};
+
+use crate::failure::Failure;
+use crate::output;
+
+/// Looks at records, and decides those whose outcome is unknown
+#[derive(Debug, clap::Args)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+#[command(after_help = "\
+Examples:
+  onlyonce keys list --state unknown
+  onlyonce keys show order-7
+  onlyonce keys resolve order-7 --status 201 --body @reply.json --reason 'the bank shows the charge'
+  onlyonce keys release order-7 --reason 'the bank shows no charge'")]
+pub(crate) struct Keys {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    List(list::List),
+    Show(show::Show),
+    Resolve(resolve::Resolve),
+    Release(release::Release),
+    Purge(purge::Purge),
+    Stats(stats::Stats),
+    Audit(audit::Audit),
+}
+
+impl Keys {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| Failure::io("starting the runtime", &error))?;
+        runtime.block_on(async {
+            match self.command {
+                Command::List(command) => command.run().await,
+                Command::Show(command) => command.run().await,
+                Command::Resolve(command) => command.run().await,
+                Command::Release(command) => command.run().await,
+                Command::Purge(command) => command.run().await,
+                Command::Stats(command) => command.run().await,
+                Command::Audit(command) => command.run().await,
+            }
+        })
+    }
+}
+
+/// Which record.
+#[derive(Debug, clap::Args)]
+struct Which {
+    /// The idempotency key, byte for byte
+    key: String,
+    /// Whose key it is; needed only where several scopes have the key. '' is the anonymous scope
+    #[arg(long)]
+    scope: Option<String>,
+}
+
+/// Who changes something, and why.
+#[derive(Debug, clap::Args)]
+struct Why {
+    /// Why; kept on the audit table
+    #[arg(long, value_parser = one_line)]
+    reason: String,
+    /// Who; kept on the audit table [default: the user's name]
+    #[arg(long, value_parser = one_line)]
+    actor: Option<String>,
+    /// Also on a record whose owner is at work, or that has a reply already
+    #[arg(long)]
+    force: bool,
+}
+
+/// Scopes named in a refusal, at most.
+const SCOPES_SHOWN: usize = 10;
+
+impl Which {
+    /// The record's identity; without `--scope` the store is asked which scopes have the key.
+    async fn find(&self, store: &dyn StoreAdmin) -> Result<OperationId, Failure> {
+        let key = Key::new(&self.key).map_err(|error| Failure::Usage(format!("KEY: {error}")))?;
+        if let Some(scope) = &self.scope {
+            return Ok(OperationId { scope: parse_scope(scope)?, key });
+        }
+        let query =
+            ListQuery { key: Some(key.clone()), limit: SCOPES_SHOWN as u32 + 1, ..ListQuery::default() };
+        let mut found: Vec<OperationId> =
+            store.list(&query).await?.records.into_iter().map(|r| r.id).collect();
+        match found.len() {
+            0 => Err(Failure::Refused(format!(
+                "no record has the key {key:?}; `onlyonce keys list` shows those there are",
+                key = key.as_str()
+            ))),
+            1 => Ok(found.remove(0)),
+            _ => {
+                let more = if found.len() > SCOPES_SHOWN { ", …" } else { "" };
+                let scopes: Vec<String> =
+                    found.iter().take(SCOPES_SHOWN).map(|id| format!("{:?}", id.scope.as_str())).collect();
+                Err(Failure::Refused(format!(
+                    "several scopes have the key {:?}; add --scope with one of: {}{more}",
+                    key.as_str(),
+                    scopes.join(", ")
+                )))
+            }
+        }
+    }
+}
+
+impl Why {
+    fn action(&self) -> OperatorAction {
+        let actor = self.actor.clone().unwrap_or_else(user_name);
+        OperatorAction { actor, reason: self.reason.clone(), force: self.force }
+    }
+}
+
+/// The record after a change, or why there was none.
+fn done(outcome: OperatorOutcome, id: &OperationId) -> Result<Box<RecordView>, Failure> {
+    let key = id.key.as_str();
+    match outcome {
+        OperatorOutcome::Done(record) => Ok(record),
+        OperatorOutcome::Absent => Err(Failure::Refused(format!(
+            "no record has the key {key:?} in the scope {:?}, or it has expired; `onlyonce keys list --key` shows the scopes \
+             it is in",
+            id.scope.as_str()
+        ))),
+        OperatorOutcome::LiveLease { left } => Err(Failure::Refused(format!(
+            "{key:?} is being worked on, its lease has {} left and may be renewed; wait, or add --force to fence its owner",
+            output::duration(left)
+        ))),
+        OperatorOutcome::Completed => Err(Failure::Refused(format!(
+            "{key:?} has a reply already (`onlyonce keys show`); add --force to give it up"
+        ))),
+    }
+}
+
+fn parse_scope(scope: &str) -> Result<Scope, Failure> {
+    Scope::new(scope).map_err(|error| Failure::Usage(format!("--scope: {error}")))
+}
+
+// Ten years, as in the engine: a typing error must not make a record immortal.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    const MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
+    match humantime::parse_duration(text).map_err(|error| error.to_string())? {
+        span if span > MAX => Err("the limit is ten years".into()),
+        span => Ok(span),
+    }
+}
+
+// Bounded, since it is stored for good.
+fn one_line(text: &str) -> Result<String, String> {
+    const BYTES_MAX: usize = 1000;
+    let text = text.trim();
+    if text.is_empty() {
+        return Err("must not be empty".into());
+    }
+    if text.len() > BYTES_MAX {
+        return Err(format!("{} bytes long, the limit is {BYTES_MAX}", text.len()));
+    }
+    match text.contains(char::is_control) {
+        true => Err("must be one line without control characters".into()),
+        false => Ok(text.into()),
+    }
+}
+
+fn user_name() -> String {
+    ["USER", "LOGNAME"]
+        .iter()
+        .filter_map(|name| std::env::var(name).ok())
+        .find_map(|name| one_line(&name).ok())
+        .unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
+}

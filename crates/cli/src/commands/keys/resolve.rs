@@ -1,0 +1,117 @@
+//! `onlyonce keys resolve`.
+
+use std::fs::File;
+use std::io::{Read, Write, stdout};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue};
+use onlyonce_core::Reply;
+
+use super::{Which, Why, done, parse_duration};
+use crate::failure::Failure;
+use crate::output::{self, RecordJson};
+use crate::store_url::StoreArg;
+
+/// Stores a reply for a key whose outcome is unknown: the next retry gets exactly these bytes
+///
+/// Only when you know what happened. A returning owner is fenced. Refused on a record whose owner is at work or
+/// that has a reply already, unless --force is given. Written on the audit table.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  onlyonce keys resolve order-7 --status 201 --body @reply.json \\
+      --header 'Content-Type: application/json' --reason 'the bank shows charge ch_81'
+  onlyonce keys resolve order-7 --status 402 --body 'card declined' --reason 'the bank declined it'")]
+pub(super) struct Resolve {
+    #[command(flatten)]
+    which: Which,
+    /// The status of the reply
+    #[arg(long, value_parser = clap::value_parser!(u16).range(200..=599))]
+    status: u16,
+    /// The body of the reply: text, or @FILE for the bytes of a file (at most 16 MiB)
+    #[arg(long, value_name = "TEXT|@FILE")]
+    body: String,
+    /// A header of the reply; may be given several times
+    #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
+    headers: Vec<(HeaderName, HeaderValue)>,
+    /// How long the reply is kept
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = parse_duration)]
+    retention: Duration,
+    #[command(flatten)]
+    why: Why,
+    #[command(flatten)]
+    store: StoreArg,
+    /// Print the record as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+const BODY_BYTES_MAX: u64 = 16 * 1024 * 1024;
+
+/// Belong to one connection or one answer, so that a replay never carries a stored one.
+const NOT_STORED: &[&str] = &[
+    "alt-svc",
+    "connection",
+    "content-length",
+    "date",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-connection",
+    "set-cookie",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "www-authenticate",
+];
+
+impl Resolve {
+    pub(super) async fn run(self) -> Result<(), Failure> {
+        let mut reply = Reply::new(self.status, body(&self.body)?);
+        for (name, value) in self.headers {
+            reply = reply.with_header(name, value);
+        }
+        let store = self.store.open_existing().await?;
+        let id = self.which.find(&*store).await?;
+        let record = done(store.resolve(&id, &reply, self.retention, &self.why.action()).await?, &id)?;
+        let mut out = stdout().lock();
+        match self.json {
+            true => output::json(&mut out, &RecordJson::from(&*record))?,
+            false => writeln!(
+                out,
+                "resolved {}: every retry within {} gets status {} and a body of {} bytes",
+                output::visible(id.key.as_str()),
+                output::duration(self.retention),
+                reply.status(),
+                reply.body().len()
+            )?,
+        }
+        Ok(())
+    }
+}
+
+fn body(text: &str) -> Result<Bytes, Failure> {
+    let Some(path) = text.strip_prefix('@') else { return Ok(Bytes::copy_from_slice(text.as_bytes())) };
+    let doing = format!("--body: reading {path:?}");
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(BODY_BYTES_MAX + 1).read_to_end(&mut bytes))
+        .map_err(|error| Failure::io(&doing, &error))?;
+    if bytes.len() as u64 > BODY_BYTES_MAX {
+        return Err(Failure::Usage(format!("--body: {path:?} is over the limit of {BODY_BYTES_MAX} bytes")));
+    }
+    Ok(bytes.into())
+}
+
+fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
+    let (name, value) = text.split_once(':').ok_or("write it as 'Name: value'")?;
+    let name =
+        HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is not a header name"))?;
+    let value =
+        HeaderValue::from_str(value.trim()).map_err(|_| "the value is not visible ASCII".to_owned())?;
+    if NOT_STORED.contains(&name.as_str()) || name.as_str().starts_with("idempotency-") {
+        return Err(format!("{name} is made anew for each answer and never stored"));
+    }
+    Ok((name, value))
+}

@@ -1,0 +1,4 @@
+//! One file a subcommand.
+
+pub(crate) mod completions;
+pub(crate) mod keys;

@@ -1,0 +1,73 @@
+//! How a command fails: one line on standard error, and an exit code.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::io;
+use std::process::ExitCode;
+
+use onlyonce_core::{InvalidName, StoreError};
+
+/// Why a command did not do what it was asked.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Refused or not found; nothing was changed. Exit code 1.
+    Refused(String),
+    /// The command line is wrong in a way that only the command can tell. Exit code 2.
+    Usage(String),
+    /// The store, a file or the terminal failed. Exit code 74, as `EX_IOERR` of sysexits.
+    Io(String),
+    /// Whoever read our output has had enough: not a failure.
+    ReaderGone,
+}
+
+impl Failure {
+    /// An I/O failure, with what was being done and every cause.
+    pub(crate) fn io(doing: &str, error: &(dyn Error + 'static)) -> Self {
+        Self::Io(format!("{doing}: {}", chain(error)))
+    }
+
+    /// Prints the line and gives the exit code.
+    pub(crate) fn report(self) -> ExitCode {
+        let (message, code) = match self {
+            Self::Refused(message) => (message, 1),
+            Self::Usage(message) => (message, 2),
+            Self::Io(message) => (message, 74),
+            Self::ReaderGone => return ExitCode::SUCCESS,
+        };
+        eprintln!("error: {message}");
+        ExitCode::from(code)
+    }
+}
+
+// The error and each of its causes.
+fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut message = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        write!(message, ": {cause}").expect("a String takes any text");
+        next = cause.source();
+    }
+    message
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self::Io(chain(&error))
+    }
+}
+
+// The only plain I/O of a command is its output.
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self::ReaderGone,
+            _ => Self::io("standard output", &error),
+        }
+    }
+}
+
+impl From<InvalidName> for Failure {
+    fn from(error: InvalidName) -> Self {
+        Self::Usage(error.to_string())
+    }
+}

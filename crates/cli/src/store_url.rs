@@ -1,0 +1,125 @@
+//! `--store`: which store, and where.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use onlyonce_core::StoreAdmin;
+use onlyonce_store_sqlite::SqliteStore;
+
+use crate::failure::Failure;
+
+const SUPPORTED: &str = "sqlite:FILE";
+
+/// Where the records live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StoreUrl {
+    /// A file of SQLite.
+    Sqlite(PathBuf),
+}
+
+/// The option that every command with a store takes.
+#[derive(Debug, clap::Args)]
+pub(crate) struct StoreArg {
+    /// The store: sqlite:FILE, or sqlite:///absolute/path
+    // Text until the command runs: a refusal by clap would print the value, and a URL can hold a password.
+    #[arg(long, value_name = "URL", env = "ONLYONCE_STORE", hide_env_values = true)]
+    #[arg(default_value = "sqlite:onlyonce.db")]
+    pub(crate) store: String,
+}
+
+impl StoreUrl {
+    /// Reads the value of `--store`.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] that says what to write instead; of an unknown URL it repeats the scheme alone.
+    pub(crate) fn parse(text: &str) -> Result<Self, Failure> {
+        let usage = |message: String| Err(Failure::Usage(format!("--store: {message}")));
+        let Some((scheme, rest)) = text.split_once(':').filter(|(scheme, _)| is_scheme(scheme)) else {
+            let text = text.escape_debug();
+            return usage(format!("a store needs a scheme before its file: write `sqlite:{text}`"));
+        };
+        if scheme != "sqlite" {
+            return usage(format!("`{scheme}:` is not supported by this release; supported: {SUPPORTED}"));
+        }
+        let path = match rest.strip_prefix("//") {
+            None => rest,
+            Some(path) if path.starts_with('/') => path,
+            Some(_) => {
+                return usage(
+                    "after `sqlite://` comes an absolute path: `sqlite:///path`, or `sqlite:FILE`".into(),
+                );
+            }
+        };
+        if path.is_empty() {
+            return usage("no file after `sqlite:`; write `sqlite:onlyonce.db`".into());
+        }
+        if path.starts_with(":memory:") {
+            return usage("records in memory are gone with the process; write `sqlite:FILE`".into());
+        }
+        if path.contains('?') {
+            return usage("options after `?` are not supported; write `sqlite:FILE`".into());
+        }
+        Ok(Self::Sqlite(path.into()))
+    }
+}
+
+impl StoreArg {
+    /// Opens a store that is there already: an operator's command never creates one.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] on a wrong URL, [`Failure::Io`] on a store that is missing or not fit.
+    pub(crate) async fn open_existing(&self) -> Result<Arc<dyn StoreAdmin>, Failure> {
+        match StoreUrl::parse(&self.store)? {
+            StoreUrl::Sqlite(path) => Ok(Arc::new(SqliteStore::open_existing(path).await?)),
+        }
+    }
+}
+
+fn is_scheme(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_lowercase())
+        && text.len() > 1
+        && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"+-.".contains(&b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_read_as_written() {
+        for (text, path) in [
+            ("sqlite:onlyonce.db", "onlyonce.db"),
+            ("sqlite:data/a b.db", "data/a b.db"),
+            ("sqlite:/var/lib/a.db", "/var/lib/a.db"),
+            ("sqlite:///var/lib/a.db", "/var/lib/a.db"),
+            ("sqlite:ü:1.db", "ü:1.db"),
+        ] {
+            assert_eq!(StoreUrl::parse(text).unwrap(), StoreUrl::Sqlite(path.into()), "{text}");
+        }
+    }
+
+    #[test]
+    fn anything_else_is_told_what_to_write() {
+        for (text, advice) in [
+            ("onlyonce.db", "write `sqlite:onlyonce.db`"),
+            ("/var/lib/a.db", "write `sqlite:/var/lib/a.db`"),
+            ("", "write `sqlite:"),
+            ("sqlite:", "write `sqlite:onlyonce.db`"),
+            ("sqlite://a.db", "`sqlite:///path`"),
+            ("sqlite::memory:", "gone with the process"),
+            ("sqlite:a.db?mode=ro", "options after `?`"),
+            ("redis://localhost", "`redis:` is not supported by this release; supported: sqlite:FILE"),
+        ] {
+            match StoreUrl::parse(text) {
+                Err(Failure::Usage(message)) => assert!(message.contains(advice), "{text}: {message}"),
+                other => panic!("{text}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_password_is_not_repeated() {
+        let refused = StoreUrl::parse("postgres://user:hunter2@host/db").unwrap_err();
+        assert!(!format!("{refused:?}").contains("hunter2"));
+    }
+}
