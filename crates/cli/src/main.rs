@@ -12,7 +12,7 @@ use clap::{Parser, Subcommand};
 /// Send it twice, it happens only once.
 #[derive(Debug, Parser)]
 #[command(name = "onlyonce", version, propagate_version = true, arg_required_else_help = true)]
-#[command(after_long_help = "\
+#[command(after_help = "\
 Exit codes:
   0   done
   1   refused or not found: nothing was changed
