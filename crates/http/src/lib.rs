@@ -1,1 +1,43 @@
-//! Idempotency keys for HTTP services: a tower layer.
+//! Idempotency keys for HTTP services: a tower layer for axum, hyper and whatever speaks [`tower_service::Service`].
+//!
+//! It keeps to draft-ietf-httpapi-idempotency-key-header-07: a client names each operation in an `Idempotency-Key`
+//! header and sends the same key with each retry; the operation runs once, and every retry gets its reply.
+//!
+//! | module or type | what it holds |
+//! |---|---|
+//! | [`IdempotencyLayer`] | the layer and its settings |
+//! | [`Ending`], [`Preset`] | how a call ended: stored, released, unknown |
+//! | [`ScopeSource`], [`KeyRule`] | whose key, and how it is read |
+//! | [`problem`] | every refusal: code, status, advice |
+//! | [`headers`] | the names of our headers |
+//! | [`testing`] | for the tests of services behind the layer |
+//!
+//! With the feature `axum` the path of a nested router joins the fingerprint whole, by `OriginalUri`; without it the
+//! layer sees what the router left of it, and belongs outside of any nesting.
+
+mod answer;
+mod body;
+mod budget;
+mod classify;
+mod collect;
+mod execute;
+mod fingerprint;
+pub mod headers;
+mod key;
+mod layer;
+pub mod problem;
+mod report;
+mod scope;
+mod service;
+mod settings;
+pub mod testing;
+
+pub use body::{BoxError, ReplyBody, RequestBody};
+pub use classify::{Ending, EndingFn, Preset, UnknownPreset};
+pub use key::{KeyRule, MalformedKey, parse_key};
+pub use layer::IdempotencyLayer;
+pub use problem::{Code, DocsUrl, InvalidDocsUrl, Problem};
+pub use report::{KeyHash, Report, ReportFn, Verdict};
+pub use scope::{PrincipalFn, ScopeSecret, ScopeSecretTooShort, ScopeSource};
+pub use service::{IdempotencyService, ResponseFuture};
+pub use settings::{GuardFn, Guarded, OnStoreFailure};

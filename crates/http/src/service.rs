@@ -1,0 +1,317 @@
+//! The service: decides, refuses early, reads the body, answers from memory, and leaves the rest to a task.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Request, Response};
+use http_body::Body;
+use http_body_util::BodyExt;
+use onlyonce_core::{Key, Operation, Scope};
+use onlyonce_engine::{Begin, Idempotency};
+use pin_project_lite::pin_project;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+use tower_service::Service;
+
+use crate::answer::{self, ClientTraits, GuardStatus};
+use crate::body::{BoxError, ReplyBody, RequestBody, Whole};
+use crate::budget::Permit;
+use crate::collect::{Cut, collect};
+use crate::execute::{Answer, Job, Reporter, execute};
+use crate::fingerprint::{Comparison, original_uri};
+use crate::headers::strip_ours;
+use crate::problem::{Code, Problem};
+use crate::report::{KeyHash, Verdict};
+use crate::settings::{Guarded, Settings};
+
+/// What a guarded request sets aside for its reply, in bytes, before it runs.
+const REPLY_RESERVE_BYTES: usize = 16 << 10;
+
+/// A service behind idempotency keys; made by [`IdempotencyLayer`](crate::IdempotencyLayer).
+///
+/// The service behind gets a [`RequestBody`]; in the extensions of a guarded request it finds a
+/// [`onlyonce_engine::Context`]: the attempt, the operation, downstream keys.
+#[derive(Clone, Debug)]
+pub struct IdempotencyService<S> {
+    inner: S,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) idem: Idempotency,
+    pub(crate) settings: Arc<Settings>,
+}
+
+impl<S> IdempotencyService<S> {
+    pub(crate) fn new(inner: S, idem: Idempotency, settings: Arc<Settings>) -> Self {
+        Self { inner, shared: Arc::new(Shared { idem, settings }) }
+    }
+}
+
+/// What the head of a request on a guarded route says.
+enum Admission {
+    /// Guarded: whose key, and which; with a share of the budget.
+    Guarded(Scope, Key, Permit),
+    /// No key, and none needed.
+    Ignored,
+}
+
+impl<S, B, RB> Service<Request<B>> for IdempotencyService<S>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<RB>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError> + Send,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+    RB: Body<Data = Bytes> + Send + 'static,
+    RB::Error: Into<BoxError>,
+{
+    type Response = Response<ReplyBody<RB>>;
+    type Error = S::Error;
+    type Future = ResponseFuture<S::Future, RB>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let settings = &self.shared.settings;
+        let (mut parts, body) = request.into_parts();
+        strip_ours(&mut parts.headers, &settings.replayed);
+        let guarded = settings.guard.decide(&parts.method, original_uri(&parts).path());
+        if guarded == Guarded::No {
+            return self.pass(parts, body, None);
+        }
+        let mut reporter = Reporter::new(settings.report.clone());
+        // Nothing of the body is asked for before this: a client that waits for 100 (Continue) is refused at once.
+        match admit(settings, &parts, &body, guarded) {
+            Ok(Admission::Ignored) => self.pass(parts, body, Some(reporter)),
+            Err(problem) => {
+                let verdict = Verdict::Refused(problem.code());
+                let response = answer::refuse(problem, settings);
+                reporter.report(verdict, response.status());
+                ResponseFuture::ready(response)
+            }
+            Ok(Admission::Guarded(scope, key, permit)) => {
+                // The service that said it is ready is the one to call; its clone takes its place.
+                let clone = self.inner.clone();
+                let service = std::mem::replace(&mut self.inner, clone);
+                let request = Admitted { parts, body, scope, key, permit, reporter };
+                ResponseFuture::boxed(Box::pin(guard(self.shared.clone(), service, request)))
+            }
+        }
+    }
+}
+
+impl<S> IdempotencyService<S> {
+    /// Lets a request through that is not guarded; with a reporter, its answer says so.
+    fn pass<B, RB>(
+        &mut self,
+        parts: Parts,
+        body: B,
+        ignored: Option<Reporter>,
+    ) -> ResponseFuture<S::Future, RB>
+    where
+        S: Service<Request<RequestBody<B>>, Response = Response<RB>>,
+    {
+        let request = Request::from_parts(parts, RequestBody::pass(body));
+        let (future, settings) = (self.inner.call(request), self.shared.settings.clone());
+        ResponseFuture { kind: FutureKind::Pass { future, settings, ignored } }
+    }
+}
+
+fn admit<B: Body>(
+    settings: &Settings,
+    parts: &Parts,
+    body: &B,
+    guarded: Guarded,
+) -> Result<Admission, Problem> {
+    let key = match settings.key.read(&parts.headers) {
+        Ok(Some(key)) => key,
+        Ok(None) if guarded == Guarded::Optional => return Ok(Admission::Ignored),
+        Ok(None) => return Err(Problem::new(Code::KeyMissing)),
+        Err(malformed) => return Err(Problem::new(Code::KeyMalformed).detail(malformed.to_string())),
+    };
+    let scope = settings.scope.scope(parts)?;
+    let at_least = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    if at_least > settings.request_bytes_max {
+        return Err(too_large(settings));
+    }
+    let permit = settings.budget.take(at_least + REPLY_RESERVE_BYTES.min(settings.stored_bytes_max));
+    permit.map(|permit| Admission::Guarded(scope, key, permit)).ok_or_else(answer::overloaded)
+}
+
+fn too_large(settings: &Settings) -> Problem {
+    Problem::new(Code::BodyTooLarge).detail(format!(
+        "The body of a guarded request has at most {} bytes. Nothing was run.",
+        settings.request_bytes_max
+    ))
+}
+
+/// A guarded request whose head was accepted.
+struct Admitted<B> {
+    parts: Parts,
+    body: B,
+    scope: Scope,
+    key: Key,
+    permit: Permit,
+    reporter: Reporter,
+}
+
+async fn guard<S, B, RB>(shared: Arc<Shared>, service: S, request: Admitted<B>) -> Response<ReplyBody<RB>>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<RB>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError> + Send,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+    RB: Body<Data = Bytes> + Send + 'static,
+    RB::Error: Into<BoxError>,
+{
+    let settings = &shared.settings;
+    let Admitted { parts, body, scope, key, mut permit, mut reporter } = request;
+    let client = ClientTraits::of(parts.version, &parts.headers);
+    let read = read_body(settings, body, &mut permit).await.and_then(|body| {
+        let fingerprint = settings.fingerprint.of(&parts, &body.data);
+        let fingerprint = fingerprint
+            .map_err(|error| Problem::new(Code::BodyMalformed).detail(format!("The body is {error}.")))?;
+        Ok((body, fingerprint))
+    });
+    let (body, fingerprint) = match read {
+        Ok(read) => read,
+        Err(problem) => return reporter.refuse(problem, settings),
+    };
+    let operation = Operation::new(scope, key, fingerprint);
+    if reporter.is_asked_for() {
+        reporter.key_hash = Some(KeyHash::of(&operation));
+    }
+    if let Some(from_memory) = from_memory(&shared, &operation, &parts, &body.data) {
+        return match from_memory {
+            Ok(stored) => reporter.replay(&stored, settings, client),
+            Err(problem) => reporter.refuse(problem, settings),
+        };
+    }
+    let (to, answer) = oneshot::channel();
+    let job = Job { shared: shared.clone(), service, parts, body, operation, permit, client };
+    tokio::spawn(execute(job, Answer::new(to, reporter)));
+    // Without an answer the runtime is shutting down in the middle of it.
+    answer.await.unwrap_or_else(|_| answer::refuse(answer::outcome_unknown(shared.idem.policy()), settings))
+}
+
+async fn read_body<B>(settings: &Settings, body: B, permit: &mut Permit) -> Result<Whole, Problem>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    if body.is_end_stream() {
+        return Ok(Whole::default());
+    }
+    let body = pin!(body.map_err(Into::into));
+    let reading = collect(body, settings.request_bytes_max, permit, Duration::ZERO);
+    let whole = match timeout(settings.body_timeout, reading).await {
+        Ok(Ok(whole)) => whole,
+        Ok(Err(Cut::TooLong(_))) => return Err(too_large(settings)),
+        Ok(Err(Cut::OverBudget(_))) => return Err(answer::overloaded()),
+        Ok(Err(Cut::Failed(error))) => {
+            tracing::debug!(error = %error, "a request body broke off");
+            return Err(Problem::new(Code::BodyIncomplete));
+        }
+        Err(_) => return Err(Problem::new(Code::BodyTimeout)),
+    };
+    let reserve = REPLY_RESERVE_BYTES.min(settings.stored_bytes_max);
+    match permit.grow_to(whole.data.len() + reserve) {
+        true => Ok(whole),
+        false => Err(answer::overloaded()),
+    }
+}
+
+/// A replay, or the refusal of another request under the key, without a task and without the store.
+fn from_memory(
+    shared: &Shared,
+    operation: &Operation,
+    parts: &Parts,
+    body: &[u8],
+) -> Option<Result<onlyonce_core::StoredReply, Problem>> {
+    let stored = match shared.idem.replay_from_memory(operation)? {
+        Begin::Completed(stored) => return Some(Ok(stored)),
+        Begin::Mismatch { stored } => stored,
+        _ => return None,
+    };
+    match shared.settings.fingerprint.compare(&stored, parts, body) {
+        Comparison::Other => Some(Err(Problem::new(Code::KeyReused))),
+        Comparison::UnknownDefinition => Some(Err(Problem::new(Code::FingerprintUnknown))),
+        Comparison::Same(theirs) => {
+            match shared.idem.replay_from_memory(&operation.with_fingerprint(theirs))? {
+                Begin::Completed(stored) => Some(Ok(stored)),
+                _ => None,
+            }
+        }
+    }
+}
+
+type Boxed<RB> = Pin<Box<dyn Future<Output = Response<ReplyBody<RB>>> + Send>>;
+
+pin_project! {
+    /// The answer to come.
+    pub struct ResponseFuture<F, RB> {
+        #[pin]
+        kind: FutureKind<F, RB>,
+    }
+}
+
+pin_project! {
+    #[project = FutureProjection]
+    enum FutureKind<F, RB> {
+        Pass { #[pin] future: F, settings: Arc<Settings>, ignored: Option<Reporter> },
+        Ready { response: Option<Response<ReplyBody<RB>>> },
+        Boxed { future: Boxed<RB> },
+    }
+}
+
+impl<F, RB> ResponseFuture<F, RB> {
+    fn ready(response: Response<ReplyBody<RB>>) -> Self {
+        Self { kind: FutureKind::Ready { response: Some(response) } }
+    }
+
+    fn boxed(future: Boxed<RB>) -> Self {
+        Self { kind: FutureKind::Boxed { future } }
+    }
+}
+
+impl<F, RB> std::fmt::Debug for ResponseFuture<F, RB> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ResponseFuture")
+    }
+}
+
+impl<F, RB, E> Future for ResponseFuture<F, RB>
+where
+    F: Future<Output = Result<Response<RB>, E>>,
+{
+    type Output = Result<Response<ReplyBody<RB>>, E>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project().kind.project() {
+            FutureProjection::Ready { response } => {
+                Poll::Ready(Ok(response.take().expect("a future is not polled after its end")))
+            }
+            FutureProjection::Boxed { future } => future.as_mut().poll(cx).map(Ok),
+            FutureProjection::Pass { future, settings, ignored } => {
+                let (mut parts, body) = ready!(future.poll(cx))?.into_parts();
+                answer::clean(&mut parts, settings);
+                if let Some(mut reporter) = ignored.take() {
+                    GuardStatus::Ignored.mark(&mut parts.headers);
+                    reporter.work = reporter.since_start();
+                    reporter.report(Verdict::Ignored, parts.status);
+                }
+                Poll::Ready(Ok(Response::from_parts(parts, ReplyBody::pass(body))))
+            }
+        }
+    }
+}
