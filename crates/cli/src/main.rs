@@ -21,6 +21,7 @@ Exit codes:
 
 Examples:
   onlyonce keys list --state unknown --store sqlite:onlyonce.db
+  onlyonce explain outcome-unknown
   onlyonce completions bash > /etc/bash_completion.d/onlyonce")]
 struct Cli {
     #[command(subcommand)]
@@ -30,12 +31,14 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Keys(commands::keys::Keys),
+    Explain(commands::explain::Explain),
     Completions(commands::completions::Completions),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Keys(command) => command.run(),
+        Command::Explain(command) => command.run(),
         Command::Completions(command) => command.run(),
     };
     match result {

@@ -1,4 +1,5 @@
 //! One file a subcommand.
 
 pub(crate) mod completions;
+pub(crate) mod explain;
 pub(crate) mod keys;

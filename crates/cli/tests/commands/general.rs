@@ -34,7 +34,7 @@ fn walk(path: &[String], seen: &mut Vec<String>) {
 fn every_command_has_help_with_examples() {
     let mut seen = Vec::new();
     walk(&[], &mut seen);
-    for expected in ["keys", "keys resolve", "keys audit", "completions"] {
+    for expected in ["keys", "keys resolve", "keys audit", "explain", "completions"] {
         assert!(seen.iter().any(|path| path == expected), "{expected} is not in {seen:?}");
     }
 }
@@ -59,6 +59,9 @@ fn completions_are_scripts_that_know_the_commands() {
         for word in ["keys", "resolve", "reason"] {
             assert!(script.contains(word), "{word} in the script for {shell}");
         }
+        // Values too, where the shell's generator has them.
+        let with_values = ["bash", "zsh"].contains(&shell);
+        assert_eq!(script.contains("outcome-unknown"), with_values, "{shell}");
     }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("onlyonce.bash");
@@ -85,8 +88,46 @@ fn output_that_cannot_be_written_is_exit_code_74() {
 }
 
 #[test]
+fn explain_has_the_page_of_a_code() {
+    let page = run(&["explain", "outcome-unknown"]).ok().stdout;
+    let mut lines = page.lines();
+    assert_eq!(lines.next(), Some("outcome-unknown: Nobody knows whether the operation happened"));
+    assert_eq!(lines.next(), Some("status 409, not retryable"));
+    for part in [
+        "\nWhat the client should do:\n  - ",
+        "\nWhat the operator should do:\n  - ",
+        "onlyonce keys resolve",
+    ] {
+        assert!(page.contains(part), "{part:?} in {page}");
+    }
+    let json = run(&["explain", "key-reused", "--json"]).json();
+    assert_eq!(
+        (&json["code"], &json["status"], &json["retryable"]),
+        (&"key-reused".into(), &422.into(), &false.into())
+    );
+}
+
+#[test]
+fn explain_lists_every_code() {
+    let listed = run(&["explain", "--list", "--json"]).json();
+    let listed: Vec<&str> =
+        listed.as_array().unwrap().iter().map(|code| code["code"].as_str().unwrap()).collect();
+    let known: Vec<&str> = onlyonce_http::Code::ALL.iter().map(|code| code.as_str()).collect();
+    assert_eq!(listed, known);
+    let table = run(&["explain", "--list"]).ok().stdout;
+    assert_eq!(
+        table.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect::<Vec<_>>(),
+        known
+    );
+    for code in known {
+        run(&["explain", code]).ok();
+    }
+    run(&["explain", "outcome-unknwon"]).failed(2, &["outcome-unknwon", "outcome-unknown"]);
+}
+
+#[test]
 fn a_command_without_its_arguments_shows_its_help() {
-    for command in [&[][..], &["keys"]] {
+    for command in [&[][..], &["keys"], &["explain"]] {
         run(command).failed_with_help();
     }
 }
