@@ -35,20 +35,26 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
 /// Its calls panic on a [`StoreError`]: no case provokes one.
 pub struct Harness {
     subject: Box<dyn Subject>,
-    store: RwLock<Option<Arc<dyn Store>>>,
+    handles: RwLock<Option<Handles>>,
+}
+
+struct Handles {
+    store: Arc<dyn Store>,
+    admin: Option<Arc<dyn StoreAdmin>>,
 }
 
 impl Harness {
-    /// Opens a handle on a fresh subject.
+    /// Opens a handle on a fresh subject, and one for its operator.
     pub async fn new(subject: impl Subject) -> Self {
-        let store = subject.open().await;
-        Self { subject: Box::new(subject), store: RwLock::new(Some(store)) }
+        let harness = Self { subject: Box::new(subject), handles: RwLock::new(None) };
+        harness.open().await;
+        harness
     }
 
     /// The first handle.
     pub fn store(&self) -> Arc<dyn Store> {
-        let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(store.as_ref().expect("only a restart closes it"))
+        let handles = self.handles.read().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&handles.as_ref().expect("only a restart closes them").store)
     }
 
     /// Further handles on the same records.
@@ -61,21 +67,29 @@ impl Harness {
     }
 
     /// The operator's side.
-    pub async fn admin(&self) -> Arc<dyn StoreAdmin> {
-        self.subject.open_admin().await.expect("admin cases are for stores with an operator's side")
+    ///
+    /// # Panics
+    /// When the store has none: the admin cases are for those that have.
+    pub fn admin(&self) -> Arc<dyn StoreAdmin> {
+        self.admin_if_any().expect("admin cases are for stores with an operator's side")
     }
 
     /// The operator's side, where there is one.
-    pub async fn admin_if_any(&self) -> Option<Arc<dyn StoreAdmin>> {
-        self.subject.open_admin().await
+    pub fn admin_if_any(&self) -> Option<Arc<dyn StoreAdmin>> {
+        let handles = self.handles.read().unwrap_or_else(PoisonError::into_inner);
+        handles.as_ref().expect("only a restart closes them").admin.clone()
     }
 
-    /// Closes the handle, restarts the subject, opens a new handle. The caller has dropped its own.
+    /// Closes the handles, restarts the subject, opens new ones. The caller has dropped its own.
     pub async fn restart(&self) {
-        drop(self.store.write().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.handles.write().unwrap_or_else(PoisonError::into_inner).take());
         self.subject.restart().await;
-        let store = self.subject.open().await;
-        *self.store.write().unwrap_or_else(PoisonError::into_inner) = Some(store);
+        self.open().await;
+    }
+
+    async fn open(&self) {
+        let handles = Handles { store: self.subject.open().await, admin: self.subject.open_admin().await };
+        *self.handles.write().unwrap_or_else(PoisonError::into_inner) = Some(handles);
     }
 
     /// Whether records outlive a restart.

@@ -14,7 +14,7 @@ use crate::{Expiry, Harness};
 pub async fn resolving_answers_every_retry(h: &Harness) {
     let (operation, owner) = unknown(h, "k").await;
     let reply = Reply::json(201, &"by hand").expect("JSON");
-    let view = done(h.admin().await.resolve(operation.id(), &reply, h.retention(), &gently()).await);
+    let view = done(h.admin().resolve(operation.id(), &reply, h.retention(), &gently()).await);
     assert_eq!((view.state, view.attempt), (StateName::Completed, 1));
     assert_eq!(view.reply.as_ref(), Some(&reply));
     let stored = h.replay(&operation).await;
@@ -30,10 +30,10 @@ pub async fn resolving_answers_every_retry(h: &Harness) {
 /// A freed operation runs on the next retry, as the next attempt, under that retry's own policy.
 pub async fn freeing_lets_the_next_retry_run(h: &Harness) {
     let (operation, _) = unknown(h, "k").await;
-    let view = done(h.admin().await.free(operation.id(), &gently()).await);
+    let view = done(h.admin().free(operation.id(), &gently()).await);
     assert_eq!((view.state, view.attempt, view.reply), (StateName::Freed, 1, None));
     // Freed twice is freed.
-    done(h.admin().await.free(operation.id(), &gently()).await);
+    done(h.admin().free(operation.id(), &gently()).await);
     let next = fresh_token();
     assert_eq!(h.acquire_as(&operation, &h.hold(next)).await.attempt, 2);
     assert!(h.is_about(h.lease_left(&operation).await, h.lease()));
@@ -44,7 +44,7 @@ pub async fn freeing_lets_the_next_retry_run(h: &Harness) {
 /// The owner that comes back after its operation was freed is Fenced, not stored anew, before and after the next claim.
 pub async fn a_returning_owner_is_fenced_by_a_tombstone(h: &Harness) {
     let (operation, owner) = unknown(h, "k").await;
-    done(h.admin().await.free(operation.id(), &gently()).await);
+    done(h.admin().free(operation.id(), &gently()).await);
     h.assert_fenced(&operation, owner, None).await;
     let next = fresh_token();
     h.acquire(&operation, next).await;
@@ -56,7 +56,7 @@ pub async fn a_returning_owner_is_fenced_by_a_tombstone(h: &Harness) {
 /// A freed key is free: another request may have it.
 pub async fn a_freed_key_is_free_for_another_request(h: &Harness) {
     let (operation, _) = unknown(h, "k").await;
-    done(h.admin().await.free(operation.id(), &gently()).await);
+    done(h.admin().free(operation.id(), &gently()).await);
     let other = operation.with_fingerprint(Fingerprint::of("another request"));
     h.acquire(&other, fresh_token()).await;
     assert!(matches!(h.claim(&operation, fresh_token()).await, ClaimOutcome::Mismatch { .. }));
@@ -64,7 +64,7 @@ pub async fn a_freed_key_is_free_for_another_request(h: &Harness) {
 
 /// A live lease is refused and left alone; with force it is ended, and its owner fenced.
 pub async fn a_live_lease_yields_to_force_alone(h: &Harness) {
-    let admin = h.admin().await;
+    let admin = h.admin();
     for (key, resolve) in [("resolved", true), ("freed", false)] {
         let (operation, owner) = (h.operation(key), fresh_token());
         h.acquire_as(&operation, &h.hold(owner)).await;
@@ -93,7 +93,7 @@ pub async fn a_live_lease_yields_to_force_alone(h: &Harness) {
 
 /// A stored reply is refused and left alone; with force it is replaced or freed.
 pub async fn a_stored_reply_yields_to_force_alone(h: &Harness) {
-    let admin = h.admin().await;
+    let admin = h.admin();
     for (key, resolve) in [("resolved", true), ("freed", false)] {
         let (operation, owner) = (h.operation(key), fresh_token());
         h.acquire(&operation, owner).await;
@@ -116,7 +116,7 @@ pub async fn a_stored_reply_yields_to_force_alone(h: &Harness) {
 
 /// What was never claimed, was released, or has expired is absent for operators too: nothing is made, nothing is noted.
 pub async fn what_is_not_there_stays_absent(h: &Harness) {
-    let admin = h.admin().await;
+    let admin = h.admin();
     let [never, released, expired] = ["never", "released", "expired"].map(|key| h.operation(key));
     let owner = fresh_token();
     h.acquire(&released, owner).await;
@@ -136,7 +136,7 @@ pub async fn what_is_not_there_stays_absent(h: &Harness) {
 
 /// Every change is noted with who, what, why, and the state before and after; newest first; of one operation or of all.
 pub async fn every_change_is_on_the_audit_table(h: &Harness) {
-    let admin = h.admin().await;
+    let admin = h.admin();
     let (first, _) = unknown(h, "first").await;
     let (second, _) = unknown(h, "second").await;
     done(admin.free(first.id(), &gently()).await);
@@ -177,7 +177,7 @@ pub async fn every_change_is_on_the_audit_table(h: &Harness) {
 
 /// Every field of a record is shown as it stands at the moment.
 pub async fn a_record_is_shown_as_it_stands(h: &Harness) {
-    let admin = h.admin().await;
+    let admin = h.admin();
     let (operation, owner) = (operation("scope of \u{e9}", "key'"), fresh_token());
     let show = async || answered(admin.show(operation.id()).await);
     assert_eq!(show().await, None);
@@ -215,7 +215,7 @@ pub async fn a_record_is_shown_as_it_stands(h: &Harness) {
 
 /// Pages of any size cover every record once, in the order of the bytes of scope and key.
 pub async fn pages_cover_every_record_once(h: &Harness) {
-    let admin = h.admin().await;
+    let admin = h.admin();
     let mut expected: Vec<OperationId> = Vec::new();
     for scope in ["", "a", "A", "ab", "\u{e9}", "a%"] {
         for key in ["b", "B", "b ", "bc", "_"] {
@@ -249,7 +249,7 @@ pub async fn pages_cover_every_record_once(h: &Harness) {
 
 /// A list is narrowed by state as it stands now, by key in every scope, and by age, all at once too.
 pub async fn lists_are_filtered(h: &Harness) {
-    let admin = h.admin().await;
+    let admin = h.admin();
     let ids = async |query: ListQuery| {
         let page = answered(admin.list(&query).await);
         assert!(page.records.iter().all(|view| view.reply.is_none()), "replies are left out");
@@ -286,7 +286,7 @@ pub async fn lists_are_filtered(h: &Harness) {
 
 /// Records are counted by their state at the moment; expired ones apart, as long as they are there.
 pub async fn records_are_counted_by_state(h: &Harness) {
-    let admin = h.admin().await;
+    let admin = h.admin();
     let counts = async || {
         let s = answered(admin.stats().await);
         [s.in_progress, s.completed, s.unknown, s.freed, s.expired]
@@ -308,7 +308,7 @@ pub async fn records_are_counted_by_state(h: &Harness) {
 
 /// A tombstone fences until a purge comes `hold_retention` after the freeing, counted from the freeing itself.
 pub async fn a_tombstone_is_purged_after_the_hold_retention(h: &Harness) {
-    let admin = h.admin().await;
+    let admin = h.admin();
     let keep = h.unit() * 4;
     let (operation, owner) = unknown(h, "k").await;
     h.advance(h.unit() * 3).await;
@@ -330,7 +330,7 @@ pub async fn a_tombstone_is_purged_after_the_hold_retention(h: &Harness) {
 pub async fn operators_changes_outlive_a_restart(h: &Harness) {
     let (resolved, _) = unknown(h, "resolved").await;
     let (freed, owner) = unknown(h, "freed").await;
-    let admin = h.admin().await;
+    let admin = h.admin();
     done(admin.resolve(resolved.id(), &by_hand(), h.retention(), &gently()).await);
     done(admin.free(freed.id(), &gently()).await);
     let audit = answered(admin.audit(None, 10).await);
@@ -338,12 +338,12 @@ pub async fn operators_changes_outlive_a_restart(h: &Harness) {
     h.restart().await;
     if !h.survives_restart() {
         assert!(!h.store().capabilities().durable);
-        assert_eq!(answered(h.admin().await.audit(None, 10).await), []);
+        assert_eq!(answered(h.admin().audit(None, 10).await), []);
         return;
     }
     assert_eq!(h.replay(&resolved).await.reply, by_hand());
     h.assert_fenced(&freed, owner, None).await;
-    assert_eq!(answered(h.admin().await.audit(None, 10).await), audit);
+    assert_eq!(answered(h.admin().audit(None, 10).await), audit);
     assert_eq!(h.acquire(&freed, fresh_token()).await.attempt, 2);
 }
 

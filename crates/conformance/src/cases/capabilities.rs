@@ -28,7 +28,7 @@ pub async fn the_declared_way_of_expiry_is_the_real_one(h: &Harness) {
     h.acquire(&operation, owner).await;
     h.finish(&operation, owner, Reply::ok("old")).await;
     h.advance(h.retention()).await;
-    if let Some(admin) = h.admin_if_any().await {
+    if let Some(admin) = h.admin_if_any() {
         let shown = answered(admin.show(operation.id()).await);
         assert_eq!(shown.is_some(), h.expiry() == Expiry::ByPurge, "{shown:?}");
     }

@@ -24,12 +24,12 @@ pub(super) struct Traits {
     pub(super) admin: bool,
 }
 
-pub(super) async fn traits_of(h: &Harness) -> Traits {
+pub(super) fn traits_of(h: &Harness) -> Traits {
     Traits {
         time: h.time(),
         expiry: h.expiry(),
         survives_restart: h.survives_restart(),
-        admin: h.admin_if_any().await.is_some(),
+        admin: h.admin_if_any().is_some(),
     }
 }
 
@@ -43,8 +43,8 @@ pub(super) struct Run<'h> {
 }
 
 impl<'h> Run<'h> {
-    pub(super) async fn new(h: &'h Harness, spec: Spec) -> Self {
-        let traits = traits_of(h).await;
+    pub(super) fn new(h: &'h Harness, spec: Spec) -> Self {
+        let traits = traits_of(h);
         Self { h, traits, spec, ledger: Ledger::default(), started: Instant::now() }
     }
 
@@ -133,11 +133,11 @@ impl<'h> Run<'h> {
             }
             Step::Resolve { key, reply, retention, force } => {
                 let (id, reply) = (operation(key, 0).id().clone(), reply_of(reply));
-                let admin = h.admin().await;
+                let admin = h.admin();
                 self.operated(&answered(admin.resolve(&id, &reply, self.time(retention), &by(force)).await))
             }
             Step::Free { key, force } => {
-                let admin = h.admin().await;
+                let admin = h.admin();
                 self.operated(&answered(admin.free(operation(key, 0).id(), &by(force)).await))
             }
         }
@@ -192,7 +192,7 @@ impl<'h> Run<'h> {
 
     async fn views(&self) -> Vec<Option<RecordView>> {
         let mut views = Vec::new();
-        if let Some(admin) = self.h.admin_if_any().await {
+        if let Some(admin) = self.h.admin_if_any() {
             for key in 0..KEYS {
                 views.push(answered(admin.show(operation(key, 0).id()).await));
             }

@@ -26,7 +26,7 @@ pub const HISTORIES: u32 = 64;
 pub fn check<S: Subject>(factory: impl AsyncFn() -> S, histories: u32) {
     let runtime = crate::harness::runtime();
     let harness = || runtime.block_on(async { Harness::new(factory().await).await });
-    let traits = runtime.block_on(async { driver::traits_of(&Harness::new(factory().await).await).await });
+    let traits = runtime.block_on(async { driver::traits_of(&Harness::new(factory().await).await) });
     let (steps, histories) = match traits.time {
         Time::Told => (1..60, histories),
         Time::Real { .. } => (1..20, (histories / 8).max(1)),
@@ -51,7 +51,7 @@ pub fn check<S: Subject>(factory: impl AsyncFn() -> S, histories: u32) {
     let result = TestRunner::new(config).run(&strategy, |(spec, history, seen)| {
         let harness = harness();
         runtime.block_on(Box::pin(async {
-            let mut run = driver::Run::new(&harness, spec).await;
+            let mut run = driver::Run::new(&harness, spec);
             for step in &history {
                 if let Some(seen) = &seen {
                     seen.fetch_add(1, Ordering::SeqCst);
