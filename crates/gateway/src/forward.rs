@@ -1,0 +1,200 @@
+//! Which requests are admitted, and which headers go on: RFC 9110 §7.6 and RFC 9112 §3 and §6.
+
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE,
+    TRANSFER_ENCODING, UPGRADE, VIA,
+};
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{Method, Uri, Version, request, response};
+
+use crate::options::GatewayOptions;
+use crate::problem::Problem;
+use crate::server::Peer;
+
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+pub(crate) const IDEMPOTENCY_ATTEMPT: HeaderName = HeaderName::from_static("idempotency-attempt");
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// Refuses what two readers could read in two ways. hyper has refused bad lengths and chunks before, and has marked
+/// the connection for closing where both a length and chunks were given.
+pub(crate) fn admit(head: &request::Parts) -> Result<(), Problem> {
+    if head.method == Method::CONNECT {
+        return Err(Problem::CONNECT);
+    }
+    if head.version >= Version::HTTP_2 {
+        return Ok(());
+    }
+    let mut codings = head.headers.get_all(TRANSFER_ENCODING).iter();
+    if let Some(coding) = codings.next()
+        && (codings.next().is_some() || !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked"))
+    {
+        return Err(Problem::malformed("Transfer-Encoding may only be chunked, given once."));
+    }
+    let mut hosts = head.headers.get_all(HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (None, None) if head.version == Version::HTTP_11 => {
+            Err(Problem::malformed("An HTTP/1.1 request needs a Host header."))
+        }
+        (Some(_), Some(_)) => Err(Problem::malformed("More than one Host header.")),
+        (Some(host), None) if !is_host(host) => Err(Problem::malformed("Host is not a host and port.")),
+        _ => Ok(()),
+    }
+}
+
+fn is_host(host: &HeaderValue) -> bool {
+    // Empty is what RFC 9112 §3.2 prescribes when there is no authority.
+    host.is_empty() || (!host.as_bytes().contains(&b'@') && Authority::try_from(host.as_bytes()).is_ok())
+}
+
+/// Whether it asks for a WebSocket over HTTP/1.1, the one upgrade that is forwarded.
+pub(crate) fn wants_websocket(head: &request::Parts) -> bool {
+    if head.method != Method::GET || head.version != Version::HTTP_11 {
+        return false;
+    }
+    let mut upgrades = head.headers.get_all(UPGRADE).iter();
+    let only = |value: &HeaderValue| value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"websocket");
+    upgrades.next().is_some_and(only)
+        && upgrades.next().is_none()
+        && tokens(&head.headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
+}
+
+/// Makes a received request head one to be sent.
+pub(crate) fn request(head: &mut request::Parts, peer: Option<&Peer>, options: &GatewayOptions) {
+    let trailers = tokens(&head.headers, &TE).any(|token| token.eq_ignore_ascii_case("trailers"));
+    let via = via(head.version);
+    strip_hop_by_hop(&mut head.headers);
+    head.headers.remove(EXPECT);
+    head.headers.remove(IDEMPOTENCY_ATTEMPT);
+    let h2c = options.upstream.is_h2c();
+    if trailers {
+        head.headers.insert(TE, HeaderValue::from_static("trailers"));
+        if !h2c {
+            head.headers.insert(CONNECTION, HeaderValue::from_static("te"));
+        }
+    }
+    if !h2c && head.version == Version::HTTP_2 {
+        join_cookies(&mut head.headers);
+    }
+    let host = host_of(head);
+    forwarded(&mut head.headers, peer, host.as_ref(), options.trust_forwarded);
+    head.headers.append(VIA, via);
+    target(head, host, options);
+    head.version = if h2c { Version::HTTP_2 } else { Version::HTTP_11 };
+}
+
+/// Makes a received response head one to be sent.
+pub(crate) fn response(head: &mut response::Parts) {
+    // Chunks win over a length (RFC 9112 §6.3); sent on, the length would contradict the new framing.
+    if head.headers.contains_key(TRANSFER_ENCODING) {
+        head.headers.remove(CONTENT_LENGTH);
+    }
+    strip_hop_by_hop(&mut head.headers);
+    head.headers.append(VIA, via(head.version));
+    head.version = Version::HTTP_11;
+    head.extensions.clear();
+}
+
+fn via(version: Version) -> HeaderValue {
+    HeaderValue::from_static(match version {
+        Version::HTTP_2 => "2 onlyonce",
+        Version::HTTP_10 => "1.0 onlyonce",
+        _ => "1.1 onlyonce",
+    })
+}
+
+fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    if headers.contains_key(CONNECTION) {
+        let named: Vec<HeaderName> =
+            tokens(headers, &CONNECTION).filter_map(|token| HeaderName::try_from(token).ok()).collect();
+        for name in named {
+            // What frames, routes or guards the request is never hop-by-hop, whatever the sender says.
+            if ![HOST, CONTENT_LENGTH, IDEMPOTENCY_KEY].contains(&name) {
+                headers.remove(name);
+            }
+        }
+        headers.remove(CONNECTION);
+    }
+    for name in [&KEEP_ALIVE, &PROXY_CONNECTION, &TE, &TRANSFER_ENCODING, &UPGRADE, &HTTP2_SETTINGS] {
+        headers.remove(name);
+    }
+}
+
+fn forwarded(headers: &mut HeaderMap, peer: Option<&Peer>, host: Option<&HeaderValue>, trust: bool) {
+    if let Some(peer) = peer {
+        let chain = if headers.contains_key(X_FORWARDED_FOR) {
+            // One line, since many readers look at one line alone.
+            let mut lines: Vec<&[u8]> =
+                headers.get_all(X_FORWARDED_FOR).iter().map(HeaderValue::as_bytes).collect();
+            lines.push(peer.forwarded_for().as_bytes());
+            HeaderValue::from_bytes(&lines.join(&b", "[..])).expect("header values, joined, are one")
+        } else {
+            peer.forwarded_for().clone()
+        };
+        headers.insert(X_FORWARDED_FOR, chain);
+    }
+    if !trust || !headers.contains_key(X_FORWARDED_PROTO) {
+        headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
+    }
+    if !trust || !headers.contains_key(X_FORWARDED_HOST) {
+        match host {
+            Some(host) => drop(headers.insert(X_FORWARDED_HOST, host.clone())),
+            None => drop(headers.remove(X_FORWARDED_HOST)),
+        }
+    }
+}
+
+/// The host asked for: an absolute target and `:authority` win over the Host header (RFC 9112 §3.2.2).
+fn host_of(head: &request::Parts) -> Option<HeaderValue> {
+    match head.uri.authority() {
+        Some(authority) => {
+            // Credentials in a target are not for the upstream's logs.
+            let host = authority.as_str().rsplit('@').next().unwrap_or_default();
+            HeaderValue::from_str(host).ok()
+        }
+        None => head.headers.get(HOST).cloned(),
+    }
+}
+
+/// Path and query byte for byte; the host as the client gave it, or the upstream's own.
+fn target(head: &mut request::Parts, host: Option<HeaderValue>, options: &GatewayOptions) {
+    let own = || {
+        HeaderValue::from_str(options.upstream.authority().as_str()).expect("an authority is a header value")
+    };
+    let host = if options.rewrite_host { own() } else { host.unwrap_or_else(own) };
+    if options.upstream.is_h2c() {
+        head.headers.remove(HOST);
+        let authority =
+            Authority::try_from(host.as_bytes()).unwrap_or_else(|_| options.upstream.authority().clone());
+        let mut uri = std::mem::take(&mut head.uri).into_parts();
+        uri.scheme = Some(Scheme::HTTP);
+        uri.authority = Some(authority);
+        uri.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/"));
+        head.uri = Uri::from_parts(uri).expect("scheme, authority and path make a URI");
+        return;
+    }
+    head.headers.insert(HOST, host);
+    if head.uri.authority().is_some() {
+        let path = head.uri.path_and_query().cloned();
+        head.uri = Uri::from(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
+    }
+}
+
+/// HTTP/2 may split cookies over lines; HTTP/1.1 may not (RFC 9113 §8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let lines: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if lines.len() > 1 {
+        let joined =
+            HeaderValue::from_bytes(&lines.join(&b"; "[..])).expect("header values, joined, are one");
+        headers.insert(COOKIE, joined);
+    }
+}
+
+fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
+    let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).map(str::trim).filter(|token| !token.is_empty())
+}

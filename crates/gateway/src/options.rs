@@ -1,0 +1,176 @@
+//! Addresses, times and limits.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::time::Duration;
+
+use http::uri::Authority;
+
+/// What the gateway may be told. [`GatewayOptions::new`] gives the defaults named here.
+#[derive(Clone, Debug)]
+pub struct GatewayOptions {
+    /// Where it listens: HTTP/1.1 and prior-knowledge h2c on one port.
+    pub listen: SocketAddr,
+    /// Where everything is forwarded to.
+    pub upstream: UpstreamUrl,
+    /// How long a connection to the upstream may take to come up. 5 s.
+    pub connect_timeout: Duration,
+    /// How long the upstream may take until its response head, counted from the last piece of request body that moved.
+    /// Then 504 `upstream-timeout`. 60 s. The response body is not timed: a stream may be silent for hours.
+    pub upstream_timeout: Duration,
+    /// A guarded request only uses an upstream connection idle for less than this, so that an upstream that closes it
+    /// at the same moment does not make the outcome unknown. 500 ms; must stay under 1 s.
+    pub pool_idle_guarded: Duration,
+    /// The same for other requests. 800 ms: under every idle timeout in common use, of which 1 s is the shortest.
+    pub pool_idle: Duration,
+    /// How many idle connections to the upstream are kept. 256.
+    pub pool_idle_max: usize,
+    /// Sends the upstream's own address as `Host`; by default the client's `Host` goes on unchanged.
+    pub rewrite_host: bool,
+    /// Keeps `X-Forwarded-Proto` and `X-Forwarded-Host` as received, for a gateway behind another proxy that sets them.
+    /// By default they are set anew, since a client may have made them up.
+    pub trust_forwarded: bool,
+    /// How long a connection may wait for a request head, its first or its next. 75 s: longer than the 60 s for which
+    /// common load balancers keep idle connections.
+    pub client_idle_timeout: Duration,
+    /// The longest request head, in bytes; then 431. 64 KiB; at least 8 KiB.
+    pub max_header_bytes: usize,
+    /// The most header lines of a request; then 431. 100.
+    pub max_headers: usize,
+    /// Connections served at once; more wait in the listen queue of the system. 10 000.
+    pub max_connections: usize,
+    /// Requests in flight on one HTTP/2 connection. 200.
+    pub max_streams: u32,
+    /// How long running requests get to finish after the stop signal. 30 s.
+    pub shutdown_timeout: Duration,
+}
+
+impl GatewayOptions {
+    /// The defaults.
+    pub fn new(listen: SocketAddr, upstream: UpstreamUrl) -> Self {
+        Self {
+            listen,
+            upstream,
+            connect_timeout: Duration::from_secs(5),
+            upstream_timeout: Duration::from_secs(60),
+            pool_idle_guarded: Duration::from_millis(500),
+            pool_idle: Duration::from_millis(800),
+            pool_idle_max: 256,
+            rewrite_host: false,
+            trust_forwarded: false,
+            client_idle_timeout: Duration::from_secs(75),
+            max_header_bytes: 64 * 1024,
+            max_headers: 100,
+            max_connections: 10_000,
+            max_streams: 200,
+            shutdown_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// The upstream: `http://HOST[:PORT]`, or `h2c://HOST[:PORT]` for HTTP/2 with prior knowledge.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UpstreamUrl {
+    h2c: bool,
+    authority: Authority,
+}
+
+impl UpstreamUrl {
+    /// Whether it speaks HTTP/2 with prior knowledge.
+    pub fn is_h2c(&self) -> bool {
+        self.h2c
+    }
+
+    /// Host and port as given.
+    pub fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    /// The host, an IPv6 address without its brackets.
+    pub(crate) fn host(&self) -> &str {
+        self.authority.host().trim_start_matches('[').trim_end_matches(']')
+    }
+
+    /// The port, 80 unless given.
+    pub(crate) fn port(&self) -> u16 {
+        self.authority.port_u16().unwrap_or(80)
+    }
+}
+
+impl fmt::Display for UpstreamUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", if self.h2c { "h2c" } else { "http" }, self.authority)
+    }
+}
+
+/// Why an upstream was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("upstream {given:?}: {reason}")]
+pub struct InvalidUpstream {
+    given: String,
+    reason: &'static str,
+}
+
+impl FromStr for UpstreamUrl {
+    type Err = InvalidUpstream;
+
+    fn from_str(given: &str) -> Result<Self, InvalidUpstream> {
+        let refuse = |reason| InvalidUpstream { given: given.to_owned(), reason };
+        let (scheme, rest) = given.split_once("://").ok_or_else(|| refuse("give http://HOST:PORT"))?;
+        let h2c = match scheme {
+            "http" => false,
+            "h2c" => true,
+            "https" => return Err(refuse("https is not supported yet; give http://HOST:PORT")),
+            _ => return Err(refuse("the scheme must be http or h2c")),
+        };
+        let rest = rest.strip_suffix('/').unwrap_or(rest);
+        if rest.contains(['/', '?', '#']) {
+            return Err(refuse("paths go on as received, so it cannot have one"));
+        }
+        let authority: Authority = rest.parse().map_err(|_| refuse("not a host and port"))?;
+        if rest.contains('@') {
+            return Err(InvalidUpstream { given: "…@…".into(), reason: "it cannot hold credentials" });
+        }
+        let host = authority.host();
+        let port_text = rest.strip_prefix(host).unwrap_or_default();
+        if host.is_empty() || !(port_text.is_empty() || authority.port_u16().is_some_and(|port| port > 0)) {
+            return Err(refuse("not a host and port"));
+        }
+        Ok(Self { h2c, authority })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn upstreams_are_parsed_or_refused_with_the_reason() {
+        for (given, host, port, h2c) in [
+            ("http://127.0.0.1:3000", "127.0.0.1", 3000, false),
+            ("http://api.internal/", "api.internal", 80, false),
+            ("h2c://[::1]:50051", "::1", 50051, true),
+        ] {
+            let url: UpstreamUrl = given.parse().unwrap();
+            assert_eq!((url.host(), url.port(), url.is_h2c()), (host, port, h2c));
+            assert_eq!(url.to_string(), given.trim_end_matches('/'));
+        }
+        for given in [
+            "127.0.0.1:3000",
+            "https://x",
+            "ftp://x",
+            "http://",
+            "http://x/base",
+            "http://x?a",
+            "http://x:0",
+            "http://x:99999",
+            "http://x:",
+            "http://a b",
+        ] {
+            assert!(given.parse::<UpstreamUrl>().unwrap_err().to_string().contains(given), "{given}");
+        }
+        let secret = "http://user:secret@x".parse::<UpstreamUrl>().unwrap_err().to_string();
+        assert!(!secret.contains("secret"), "{secret}");
+    }
+}

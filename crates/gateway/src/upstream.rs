@@ -1,0 +1,229 @@
+//! Calls to the upstream: one connection each over HTTP/1.1, one shared over HTTP/2.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper::client::conn::{TrySendError, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::net::TcpStream;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+use tracing::warn;
+
+use crate::body::{OutgoingBody, Progress, UpstreamBody};
+use crate::options::{GatewayOptions, UpstreamUrl};
+use crate::pool::{Idle, Pool, exchange};
+
+/// How a call failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// Nothing was sent.
+    Unreachable,
+    /// Sent, and the connection broke before a valid answer.
+    Reset,
+    /// Sent, and no answer in time.
+    Timeout,
+    /// The client broke off in the middle of its body.
+    ClientCutShort,
+    /// The client stopped in the middle of its body.
+    ClientTimeout,
+}
+
+/// The connections to one upstream.
+#[derive(Debug)]
+pub(crate) struct Upstream<B: Body + 'static> {
+    url: UpstreamUrl,
+    connect_timeout: Duration,
+    answer_timeout: Duration,
+    pool: Arc<Pool<B>>,
+    /// Held while connecting, so that a burst opens one connection.
+    shared: Mutex<Option<http2::SendRequest<OutgoingBody<B>>>>,
+}
+
+impl<B> Upstream<B>
+where
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    pub(crate) fn new(options: &GatewayOptions) -> Self {
+        Self {
+            url: options.upstream.clone(),
+            connect_timeout: options.connect_timeout,
+            answer_timeout: options.upstream_timeout,
+            pool: Pool::new(options.pool_idle.max(options.pool_idle_guarded), options.pool_idle_max),
+            shared: Mutex::new(None),
+        }
+    }
+
+    /// Sends the request, at most twice and the second time only when nothing was sent before, and returns with the
+    /// response head. Uses no HTTP/1.1 connection idle for `idle_for` or longer.
+    ///
+    /// Dropped before that, it closes the connection (HTTP/2: resets the stream).
+    pub(crate) async fn call(
+        &self,
+        request: Request<B>,
+        idle_for: Duration,
+    ) -> Result<Response<UpstreamBody<B>>, Failure> {
+        let progress = (!request.body().is_end_stream()).then(Progress::new);
+        let request = request.map(|body| OutgoingBody::new(body, progress.clone()));
+        if self.url.is_h2c() {
+            self.call_shared(request, progress.as_deref()).await
+        } else {
+            self.call_owned(request, idle_for, progress.as_deref()).await
+        }
+    }
+
+    async fn call_owned(
+        &self,
+        request: Request<OutgoingBody<B>>,
+        idle_for: Duration,
+        progress: Option<&Progress>,
+    ) -> Result<Response<UpstreamBody<B>>, Failure> {
+        let (mut connection, used) = match self.pool.take(idle_for) {
+            Some(connection) => (connection, true),
+            None => (self.connect_owned().await?, false),
+        };
+        let mut sent = self.in_time(progress, exchange(&mut connection, request)).await?;
+        if used
+            && let Err(error) = &mut sent
+            && let Some(request) = error.take_message()
+        {
+            connection = self.connect_owned().await?;
+            sent = self.in_time(progress, exchange(&mut connection, request)).await?;
+        }
+        let response = sent.map_err(|error| self.failure(error, progress))?;
+        Ok(response.map(|incoming| UpstreamBody::owned(incoming, connection, self.pool.clone())))
+    }
+
+    async fn call_shared(
+        &self,
+        request: Request<OutgoingBody<B>>,
+        progress: Option<&Progress>,
+    ) -> Result<Response<UpstreamBody<B>>, Failure> {
+        let mut sender = self.shared_sender().await?;
+        let mut sent = self.in_time(progress, sender.try_send_request(request)).await?;
+        if let Err(error) = &mut sent
+            && let Some(request) = error.take_message()
+        {
+            // Given back unwritten: that connection is over.
+            *self.shared.lock().await = None;
+            let mut sender = self.shared_sender().await?;
+            sent = self.in_time(progress, sender.try_send_request(request)).await?;
+        }
+        let response = sent.map_err(|error| self.failure(error, progress))?;
+        Ok(response.map(UpstreamBody::driven))
+    }
+
+    /// Sends the request on a connection of its own, which is never used again.
+    pub(crate) async fn call_upgrade(&self, request: Request<B>) -> Result<Response<Incoming>, Failure> {
+        let mut sender = self.connect_owned().await?.into_driven();
+        let request = request.map(|body| OutgoingBody::new(body, None));
+        let sent = self.in_time(None, sender.try_send_request(request)).await?;
+        sent.map_err(|error| self.failure(error, None))
+    }
+
+    async fn connect_owned(&self) -> Result<Box<Idle<B>>, Failure> {
+        let stream = self.connect().await?;
+        match Idle::new(stream).await {
+            Ok(connection) => Ok(Box::new(connection)),
+            Err(error) => Err(self.unreachable(&error)),
+        }
+    }
+
+    async fn shared_sender(&self) -> Result<http2::SendRequest<OutgoingBody<B>>, Failure> {
+        let mut shared = self.shared.lock().await;
+        if let Some(sender) = &*shared
+            && !sender.is_closed()
+        {
+            return Ok(sender.clone());
+        }
+        let stream = self.connect().await?;
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        // Finds out that a silent upstream is gone.
+        builder.timer(TokioTimer::new()).keep_alive_interval(Duration::from_secs(20)).adaptive_window(true);
+        let handshake = tokio::time::timeout(self.connect_timeout, builder.handshake(TokioIo::new(stream)));
+        let (sender, connection) = match handshake.await {
+            Ok(Ok(made)) => made,
+            Ok(Err(error)) => return Err(self.unreachable(&error)),
+            Err(elapsed) => return Err(self.unreachable(&elapsed)),
+        };
+        // Ends when the last sender is gone; its errors reach the requests through their own channels.
+        tokio::spawn(connection);
+        *shared = Some(sender.clone());
+        Ok(sender)
+    }
+
+    async fn connect(&self) -> Result<TcpStream, Failure> {
+        let connecting = TcpStream::connect((self.url.host(), self.url.port()));
+        let stream = match tokio::time::timeout(self.connect_timeout, connecting).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return Err(self.unreachable(&error)),
+            Err(elapsed) => return Err(self.unreachable(&elapsed)),
+        };
+        // Only a matter of speed.
+        let _ = stream.set_nodelay(true);
+        Ok(stream)
+    }
+
+    /// Waits for the answer as long as the request body moves, and the timeout after that.
+    async fn in_time<T>(
+        &self,
+        progress: Option<&Progress>,
+        answer: impl Future<Output = T>,
+    ) -> Result<T, Failure> {
+        let mut answer = std::pin::pin!(answer);
+        let mut deadline = Instant::now() + self.answer_timeout;
+        loop {
+            if let Ok(answer) = tokio::time::timeout_at(deadline, answer.as_mut()).await {
+                return Ok(answer);
+            }
+            let moved = progress.map(|progress| progress.last_moved() + self.answer_timeout);
+            match moved {
+                Some(later) if later > Instant::now() => deadline = later,
+                _ if progress.is_some_and(Progress::waits_for_client) => return Err(Failure::ClientTimeout),
+                _ => return Err(Failure::Timeout),
+            }
+        }
+    }
+
+    fn unreachable(&self, error: &(dyn std::error::Error + 'static)) -> Failure {
+        warn!(upstream = %self.url, error, "the upstream cannot be reached");
+        Failure::Unreachable
+    }
+
+    fn failure(
+        &self,
+        mut error: TrySendError<Request<OutgoingBody<B>>>,
+        progress: Option<&Progress>,
+    ) -> Failure {
+        let given_back = error.take_message().is_some();
+        let error = error.into_error();
+        if given_back || was_refused(&error) {
+            return self.unreachable(&error);
+        }
+        if progress.is_some_and(Progress::client_failed) {
+            return Failure::ClientCutShort;
+        }
+        warn!(upstream = %self.url, error = &error as &dyn std::error::Error, "the upstream broke off");
+        Failure::Reset
+    }
+}
+
+/// Whether the upstream says that it did not touch the request (RFC 9113 §8.7).
+fn was_refused(error: &hyper::Error) -> bool {
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<h2::Error>() {
+            return error.is_remote()
+                && error.is_reset()
+                && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+        }
+        cause = error.source();
+    }
+    false
+}

@@ -1,0 +1,154 @@
+//! H23 and H26: the listener, its limits and its end.
+
+#![allow(clippy::unwrap_used, reason = "a failing test says where")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::Gateway;
+use onlyonce_gateway::Drained;
+use testkit::{Answer, RawConnection, Upstream, wait_until};
+
+#[tokio::test]
+async fn http_1_1_keep_alive_and_h2c_share_a_port() {
+    let upstream = Upstream::start(|seen| Answer::ok(seen.path().to_owned())).await;
+    let gateway = Gateway::start(&upstream.url()).await;
+    for client in [gateway.client(), gateway.h2c()] {
+        let mut connection = client.connect().await.unwrap();
+        for n in 0..20 {
+            let path = format!("/{n}");
+            assert_eq!(connection.send(client.get(&path)).await.unwrap().text(), path);
+        }
+    }
+    assert_eq!(upstream.connections(), 1, "the upstream connection is kept across clients");
+    assert_eq!(upstream.last().header_all("via"), ["2 onlyonce"]);
+    assert_eq!(upstream.last().header("host"), Some(gateway.addr.to_string().as_str()));
+}
+
+#[tokio::test]
+async fn h2c_streams_run_side_by_side() {
+    let upstream =
+        Upstream::start(|seen| Answer::bytes(200_000 + seen.number).delay(Duration::from_millis(100))).await;
+    let gateway = Gateway::start(&upstream.url()).await;
+    let client = gateway.h2c();
+    let mut connection = client.connect().await.unwrap();
+    let mut responses = Vec::new();
+    let mut heads = Vec::new();
+    for _ in 0..10 {
+        heads.push(client.post("/").body("x").send_on(&mut connection).await.unwrap());
+    }
+    for head in heads {
+        responses.push(head.whole().await.unwrap().body.len());
+    }
+    responses.sort_unstable();
+    assert_eq!(responses, (200_001..=200_010).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn split_h2_cookies_are_one_line_for_http_1_1() {
+    let upstream = Upstream::start(|_| Answer::ok("")).await;
+    let gateway = Gateway::start(&upstream.url()).await;
+    gateway.h2c().get("/").header("cookie", "a=1").header("cookie", "b=2").send().await.unwrap();
+    assert_eq!(upstream.last().header_all("cookie"), ["a=1; b=2"]);
+}
+
+#[tokio::test]
+async fn a_preface_in_pieces_is_still_http_2_and_a_lookalike_is_http_1() {
+    let upstream = Upstream::start(|_| Answer::ok("")).await;
+    let gateway = Gateway::start(&upstream.url()).await;
+    let mut client = RawConnection::open(gateway.addr).await;
+    for piece in ["P", "RI * HT", "TP/2.0\r\n\r\nSM\r\n\r\n"] {
+        client.write(piece).await;
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    }
+    client.write(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00").await;
+    assert_eq!(client.read_exact(9).await.unwrap()[3], 4, "a SETTINGS frame");
+    let mut client = RawConnection::open(gateway.addr).await;
+    client.write("PROPFIND / HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    assert!(client.read_head().await.unwrap().starts_with(b"HTTP/1.1 200"));
+    assert_eq!(upstream.last().method, "PROPFIND");
+}
+
+#[tokio::test]
+async fn connections_that_say_nothing_are_closed() {
+    let upstream = Upstream::start(|_| Answer::ok("")).await;
+    let gateway =
+        Gateway::with(&upstream.url(), |options| options.client_idle_timeout = Duration::from_millis(200))
+            .await;
+    for opening in
+        ["", "P", "PRI * HTTP/2", "GET / HTTP/1.1\r\nHost: h\r\n", "GET / HTTP/1.1\r\nHost: h\r\n\r\n"]
+    {
+        let mut client = RawConnection::open(gateway.addr).await;
+        client.write(opening).await;
+        client.read_to_end().await;
+    }
+    assert_eq!(upstream.count(), 1, "the last one had said everything");
+}
+
+#[tokio::test]
+async fn connections_past_the_bound_wait_and_are_served_later() {
+    let upstream = Upstream::start(|_| Answer::ok("ok")).await;
+    let gateway = Gateway::with(&upstream.url(), |options| options.max_connections = 2).await;
+    let client = gateway.client();
+    let mut kept = Vec::new();
+    for _ in 0..2 {
+        let mut connection = client.connect().await.unwrap();
+        connection.send(client.get("/")).await.unwrap();
+        kept.push(connection);
+    }
+    let waiting = tokio::spawn(client.get("/late").send());
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(upstream.count(), 2, "the third connection waits");
+    kept.pop();
+    assert_eq!(waiting.await.unwrap().unwrap().text(), "ok");
+}
+
+#[tokio::test]
+async fn a_shutdown_finishes_what_runs_closes_what_is_idle_and_returns() {
+    let upstream = Upstream::start(|_| {
+        Answer::chunks(["a", "b"], Duration::from_millis(500)).delay(Duration::from_millis(500))
+    })
+    .await;
+    for h2c in [false, true] {
+        let mut gateway = Gateway::start(&upstream.url()).await;
+        let client = if h2c { gateway.h2c() } else { gateway.client() };
+        let before = upstream.count();
+        let silent = RawConnection::open(gateway.addr).await;
+        let mut idle = client.connect().await.unwrap();
+        idle.send(client.get("/")).await.unwrap();
+        let running = tokio::spawn(client.post("/").body("x").send());
+        wait_until("the request runs", || upstream.count() == before + 2).await;
+        gateway.signal();
+        wait_until("the idle connection is closed", || idle.is_closed()).await;
+        assert!(!running.is_finished(), "closed before the running request ended");
+        assert!(client.get("/").send().await.is_err(), "no connection is accepted");
+        let response = running.await.unwrap().unwrap();
+        assert_eq!((response.status, response.text()), (200, "ab"));
+        assert_eq!(gateway.drained().await, Drained::All);
+        drop(silent);
+    }
+}
+
+#[tokio::test]
+async fn a_shutdown_has_an_end() {
+    let upstream = Upstream::start(|_| Answer::hang()).await;
+    let mut gateway =
+        Gateway::with(&upstream.url(), |options| options.shutdown_timeout = Duration::from_millis(300)).await;
+    let running = tokio::spawn(gateway.client().get("/").send());
+    wait_until("the request runs", || upstream.count() == 1).await;
+    gateway.signal();
+    assert_eq!(gateway.drained().await, Drained::Cut(1));
+    assert!(running.await.unwrap().is_err());
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_cancels_its_unguarded_call() {
+    let upstream = Upstream::start(|_| Answer::hang()).await;
+    let gateway = Gateway::start(&upstream.url()).await;
+    let mut client = RawConnection::open(gateway.addr).await;
+    client.write("GET / HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    wait_until("the request runs", || upstream.count() == 1).await;
+    drop(client);
+    wait_until("the upstream connection is closed", || upstream.open_connections() == 0).await;
+}
