@@ -1,1 +1,23 @@
-//! Send it twice, it happens only once: idempotency keys for Rust programs.
+#![cfg_attr(all(feature = "sqlite", feature = "axum"), doc = include_str!("../../../README.md"))]
+#![cfg_attr(
+    not(all(feature = "sqlite", feature = "axum")),
+    doc = "Send it twice, it happens only once: idempotency keys for Rust programs."
+)]
+//!
+//! # Features
+//! | feature | what it adds |
+//! |---|---|
+//! | `sqlite` (default) | `SqliteStore`, and all of its crate as `sqlite` |
+//! | `http` (default) | `IdempotencyLayer` and `testing`, and all of their crate as `http` |
+//! | `axum` | the layer sees the whole path inside nested axum routers |
+//!
+//! Core and engine are always there. A feature adds items and changes no behaviour of others, but for `axum` as said.
+
+pub use onlyonce_core::*;
+pub use onlyonce_engine::*;
+
+#[cfg(feature = "http")]
+pub use onlyonce_http::{self as http, IdempotencyLayer, testing};
+
+#[cfg(feature = "sqlite")]
+pub use onlyonce_store_sqlite::{self as sqlite, SqliteStore};
