@@ -1,3 +1,106 @@
-//! Benchmarks.
+//! Benchmarks: every figure is one thing against another in the same run.
+//!
+//! ```text
+//! cargo build --release -p onlyonce-cli -p onlyonce-benches
+//! target/release/onlyonce-bench all              the whole table, as in docs/performance.md
+//! target/release/onlyonce-bench all --quick      a second each: shows that everything still runs
+//! target/release/onlyonce-bench store --json
+//! ```
+//!
+//! Exits non-zero on any error (a claim that is not acquired), never on speed.
 
-fn main() {}
+mod baseline;
+mod keys;
+mod measure;
+mod report;
+mod runtime;
+mod store;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{Args, Parser, Subcommand};
+use tempfile::TempDir;
+
+use crate::report::Report;
+
+#[derive(Debug, Parser)]
+#[command(name = "onlyonce-bench", about = "Measures one thing against another in the same run.")]
+struct Cli {
+    #[command(subcommand)]
+    what: What,
+    #[command(flatten)]
+    plan: Plan,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Claims and completions, straight on the stores.
+    Store,
+    /// The same claims on an empty SQLite file and on a full one.
+    Growth {
+        /// Records in the full one.
+        #[arg(long, default_value_t = 1_000_000)]
+        rows: u64,
+    },
+    /// All but growth.
+    All,
+}
+
+/// How to measure.
+#[derive(Clone, Debug, Args)]
+struct Plan {
+    /// Rounds after the warm-up; every subject runs once in each.
+    #[arg(long, global = true, default_value_t = 7)]
+    rounds: usize,
+    /// Seconds each subject runs in one round.
+    #[arg(long, global = true, default_value_t = 2.0)]
+    seconds: f64,
+    /// One round of a second in all, for each set of subjects: shows that everything runs, not how fast.
+    #[arg(long, global = true)]
+    quick: bool,
+    /// JSON on stdout in place of the tables.
+    #[arg(long, global = true)]
+    json: bool,
+    /// Only subjects whose names contain this: for profiling.
+    #[arg(long, global = true)]
+    only: Option<String>,
+    /// Where the files go; on a real file system, or a sync costs nothing. Default: the system's temporary folder.
+    #[arg(long, global = true)]
+    dir: Option<PathBuf>,
+}
+
+impl Plan {
+    fn rounds(&self) -> usize {
+        if self.quick { 1 } else { self.rounds.max(1) }
+    }
+
+    /// How long one subject of `subjects` runs in one round.
+    fn time(&self, subjects: usize) -> Duration {
+        // The warm-up is a round too.
+        let seconds = if self.quick { 0.5 / subjects.max(1) as f64 } else { self.seconds };
+        Duration::from_secs_f64(seconds.clamp(0.05, 3600.0))
+    }
+
+    /// A folder of this run's own, removed at its end.
+    fn folder(&self) -> Result<TempDir> {
+        let mut builder = tempfile::Builder::new();
+        builder.prefix("onlyonce-bench-");
+        match &self.dir {
+            Some(dir) => builder.tempdir_in(dir),
+            None => builder.tempdir(),
+        }
+        .context("a folder for the files")
+    }
+}
+
+fn main() -> Result<()> {
+    let Cli { what, plan } = Cli::parse();
+    let mut report = Report::default();
+    match what {
+        What::Store | What::All => store::run(&plan, &mut report)?,
+        What::Growth { rows } => store::growth(&plan, rows, &mut report)?,
+    }
+    if plan.json { report.print_json() } else { report.print_tables() }
+}
