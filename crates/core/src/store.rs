@@ -76,7 +76,8 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// # Guarantees
     /// When this returns `Stored`, `StoredAnew` or `AlreadyStored` the reply is durable, as far as the store is, and
     /// every later claim with the same fingerprint is answered with it until it expires. A completed record is never
-    /// changed. No record any more: the completed record is written anew, for the effect happened.
+    /// changed. On a living record the state alone changes: fingerprint and attempt stay those of the claim. No record
+    /// any more: the completed record is written anew, for the effect happened.
     ///
     /// # Errors
     /// [`StoreError`]; safe to ask again with the same completion.
@@ -107,7 +108,8 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// One round trip.
     async fn release(&self, operation: &Operation, token: LeaseToken) -> Result<ReleaseOutcome, StoreError>;
 
-    /// Says that the outcome is unknown: nobody may run it again until it is resolved. Ends the lease at once.
+    /// Says that the outcome is unknown: nobody may run it again until it is resolved. Ends the lease at once; one that is
+    /// over already keeps its end, which is what `since` and the purge go by.
     ///
     /// # Guarantees
     /// Only a record in progress or unknown under this very token changes; a later `complete` or `renew` with the
@@ -127,8 +129,9 @@ pub trait Store: Debug + Send + Sync + 'static {
         token: LeaseToken,
     ) -> Result<ReleaseOutcome, StoreError>;
 
-    /// Removes up to `request.limit` records that are over: completed ones past `expires_at`; records in progress,
-    /// unknown or freed `request.hold_retention` after their lease.
+    /// Removes up to `request.limit` records that are over: completed ones past `expires_at`; records in progress or
+    /// unknown `request.hold_retention` after their lease; freed ones as long after they were freed. A store that drops
+    /// records by a time to live of its own answers that it removed none.
     ///
     /// # Guarantees
     /// Never a record that anybody may still need; never stalls claims for longer than one batch.
