@@ -6,9 +6,11 @@ use http::header::{
 };
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Uri, Version, request, response};
+use onlyonce_http::Problem;
+use onlyonce_http::headers::{IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_KEY};
 
 use crate::options::GatewayOptions;
-use crate::problem::Problem;
+use crate::problem;
 use crate::server::Peer;
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
@@ -17,14 +19,12 @@ const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-pub(crate) const IDEMPOTENCY_ATTEMPT: HeaderName = HeaderName::from_static("idempotency-attempt");
-const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// Refuses what two readers could read in two ways. hyper has refused bad lengths and chunks before, and has marked
 /// the connection for closing where both a length and chunks were given.
 pub(crate) fn admit(head: &request::Parts) -> Result<(), Problem> {
     if head.method == Method::CONNECT {
-        return Err(Problem::CONNECT);
+        return Err(problem::connect());
     }
     if head.version >= Version::HTTP_2 {
         return Ok(());
@@ -33,15 +33,15 @@ pub(crate) fn admit(head: &request::Parts) -> Result<(), Problem> {
     if let Some(coding) = codings.next()
         && (codings.next().is_some() || !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked"))
     {
-        return Err(Problem::malformed("Transfer-Encoding may only be chunked, given once."));
+        return Err(problem::malformed("Transfer-Encoding may only be chunked, given once."));
     }
     let mut hosts = head.headers.get_all(HOST).iter();
     match (hosts.next(), hosts.next()) {
         (None, None) if head.version == Version::HTTP_11 => {
-            Err(Problem::malformed("An HTTP/1.1 request needs a Host header."))
+            Err(problem::malformed("An HTTP/1.1 request needs a Host header."))
         }
-        (Some(_), Some(_)) => Err(Problem::malformed("More than one Host header.")),
-        (Some(host), None) if !is_host(host) => Err(Problem::malformed("Host is not a host and port.")),
+        (Some(_), Some(_)) => Err(problem::malformed("More than one Host header.")),
+        (Some(host), None) if !is_host(host) => Err(problem::malformed("Host is not a host and port.")),
         _ => Ok(()),
     }
 }
@@ -63,13 +63,21 @@ pub(crate) fn wants_websocket(head: &request::Parts) -> bool {
         && tokens(&head.headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
 }
 
-/// Makes a received request head one to be sent.
-pub(crate) fn request(head: &mut request::Parts, peer: Option<&Peer>, options: &GatewayOptions) {
+/// Makes a received request head one to be sent; `attempt` is of a guarded one.
+pub(crate) fn request(
+    head: &mut request::Parts,
+    peer: Option<&Peer>,
+    attempt: Option<u32>,
+    options: &GatewayOptions,
+) {
     let trailers = tokens(&head.headers, &TE).any(|token| token.eq_ignore_ascii_case("trailers"));
     let via = via(head.version);
     strip_hop_by_hop(&mut head.headers);
     head.headers.remove(EXPECT);
     head.headers.remove(IDEMPOTENCY_ATTEMPT);
+    if let Some(attempt) = attempt {
+        head.headers.insert(IDEMPOTENCY_ATTEMPT, HeaderValue::from(attempt));
+    }
     let h2c = options.upstream.is_h2c();
     if trailers {
         head.headers.insert(TE, HeaderValue::from_static("trailers"));

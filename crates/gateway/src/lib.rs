@@ -2,22 +2,28 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`run`](mod@run) | [`run()`]: the gateway as a whole; [`engine`]: its engine |
 //! | [`options`] | [`GatewayOptions`]: addresses, times and limits |
 //! | [`server`] | [`serve`]: listener, connections, graceful shutdown |
-//! | [`proxy`] | [`ProxyService`]: forwards one request to the upstream and says how the call ended |
+//! | [`proxy`] | [`ProxyService`]: forwards one request to the upstream, and tells the layer when it failed |
 //! | [`body`] | [`UpstreamBody`]: a response body, streamed |
 //!
 //! Inside: `forward` (which headers go on), `pool` and `upstream` (connections), `tunnel` (WebSocket), `linger`
 //! (the end of a connection), `problem` (refusals).
 //!
 //! ```no_run
-//! use onlyonce_gateway::{GatewayOptions, ProxyService, serve};
+//! use std::sync::Arc;
+//!
+//! use onlyonce_core::MemoryStore;
+//! use onlyonce_gateway::{GatewayOptions, engine, run};
+//! use onlyonce_http::IdempotencyLayer;
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! let options = GatewayOptions::new("127.0.0.1:8080".parse()?, "http://127.0.0.1:3000".parse()?);
+//! let idem = engine(Arc::new(MemoryStore::new()), &options).try_build()?;
 //! let listener = tokio::net::TcpListener::bind(options.listen).await?;
 //! let stop = async { tokio::time::sleep(std::time::Duration::from_secs(3600)).await };
-//! serve(listener, ProxyService::new(&options), &options, stop).await;
+//! run(listener, &options, &idem, &IdempotencyLayer::new(&idem), stop).await;
 //! # Ok(())
 //! # }
 //! ```
@@ -25,6 +31,7 @@
 pub mod body;
 pub mod options;
 pub mod proxy;
+pub mod run;
 pub mod server;
 
 mod forward;
@@ -36,5 +43,6 @@ mod upstream;
 
 pub use body::UpstreamBody;
 pub use options::{GatewayOptions, InvalidUpstream, UpstreamUrl};
-pub use proxy::{CallEnd, Guarded, ProxyService};
+pub use proxy::ProxyService;
+pub use run::{engine, run};
 pub use server::{Drained, Peer, serve};

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use http::uri::Authority;
+use onlyonce_http::DocsUrl;
 
 /// What the gateway may be told. [`GatewayOptions::new`] gives the defaults named here.
 #[derive(Clone, Debug)]
@@ -44,6 +45,8 @@ pub struct GatewayOptions {
     pub max_streams: u32,
     /// How long running requests get to finish after the stop signal. 30 s.
     pub shutdown_timeout: Duration,
+    /// Where the error codes are documented, for a `Link` on the gateway's own refusals. None.
+    pub docs_url: Option<DocsUrl>,
 }
 
 impl GatewayOptions {
@@ -65,6 +68,7 @@ impl GatewayOptions {
             max_connections: 10_000,
             max_streams: 200,
             shutdown_timeout: Duration::from_secs(30),
+            docs_url: None,
         }
     }
 }

@@ -5,49 +5,33 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{self, Poll};
 
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING, UPGRADE};
 use http::{Request, Response, StatusCode, request};
 use http_body::Body;
+use onlyonce_engine::Context;
+use onlyonce_http::{Code, Ending, Problem};
 use tower_service::Service;
 
 use crate::body::UpstreamBody;
 use crate::forward;
 use crate::options::GatewayOptions;
-use crate::problem::Problem;
+use crate::problem;
 use crate::server::Peer;
 use crate::tunnel;
 use crate::upstream::{Failure, Upstream};
 
-/// Marks a request, as an extension, whose outcome is guarded by an idempotency key.
-///
-/// Its upstream connection is fresh or hardly idle, and `Idempotency-Attempt` tells the upstream the attempt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Guarded {
-    /// Grows with each takeover or new run of the operation; 1 at first.
-    pub attempt: u32,
-}
-
-/// How the call ended, as an extension of every response of a [`ProxyService`].
-///
-/// A body that breaks off later is the reader's to see: the call was answered, though not whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallEnd {
-    /// The response head is the upstream's.
-    Answered,
-    /// The upstream got nothing, or said that it did not touch it: sending again is safe.
-    NotSent,
-    /// The upstream got the request or a part of it, and no valid answer came: it may have taken effect.
-    SentNoAnswer,
-}
-
 /// A reverse proxy for one upstream, as a tower service. Cheap to clone; clones share their connections.
 ///
 /// It never fails: what goes wrong becomes a problem document (`upstream-unreachable`, `upstream-timeout`,
-/// `upstream-reset`), and the [`CallEnd`] extension says what the upstream got. Bodies stream both ways and hold a few
-/// buffers each. A request is sent again, once, only when the connection gave it back unwritten.
+/// `upstream-failed`), and an [`Ending`] among its extensions tells an idempotency layer what the upstream got: nothing
+/// (transient), or something without a valid answer (unknown). Bodies stream both ways and hold a few buffers each. A
+/// request is sent again, once, only when the connection gave it back unwritten.
+///
+/// A request with an [`onlyonce_engine::Context`] among its extensions is guarded: it is only sent while its owner has
+/// more than half of its lease, on a connection that is fresh or hardly idle, with its `Idempotency-Attempt`.
 ///
 /// Dropping the future before the response head closes the upstream connection: to outlive its client, a call must run
 /// in a task of its own.
@@ -81,7 +65,7 @@ where
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+    fn poll_ready(&mut self, _: &mut task::Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
@@ -100,31 +84,29 @@ where
         let (mut head, body) = request.into_parts();
         // The server has done this already; another server in front of this service may not have.
         if let Err(problem) = forward::admit(&head) {
-            return refuse(problem, CallEnd::NotSent);
+            return problem::closing(problem, self.options.docs_url.as_ref()).map(UpstreamBody::problem);
         }
         let websocket =
             forward::wants_websocket(&head) && body.is_end_stream() && !self.options.upstream.is_h2c();
         let peer = head.extensions.get::<Peer>().cloned();
-        let guarded = head.extensions.get::<Guarded>().copied();
+        let owner = head.extensions.get::<Context>().cloned();
         let client = head.extensions.remove::<hyper::upgrade::OnUpgrade>();
         let repeatable = head.method.is_idempotent();
         head.extensions.clear();
-        forward::request(&mut head, peer.as_ref(), &self.options);
-        if let Some(Guarded { attempt }) = guarded {
-            head.headers.insert(forward::IDEMPOTENCY_ATTEMPT, HeaderValue::from(attempt));
-        }
+        let attempt = owner.as_ref().map(Context::attempt);
+        forward::request(&mut head, peer.as_ref(), attempt, &self.options);
         frame(&mut head, &body, self.options.upstream.is_h2c());
         let answered = match client {
             Some(client) if websocket => self.upgrade(head, body, client, peer).await,
             _ => {
                 let options = &self.options;
-                let idle_for = if guarded.is_some() { options.pool_idle_guarded } else { options.pool_idle };
-                self.upstream.call(Request::from_parts(head, body), idle_for).await
+                let idle_for = if owner.is_some() { options.pool_idle_guarded } else { options.pool_idle };
+                self.upstream.call(Request::from_parts(head, body), idle_for, owner.as_ref()).await
             }
         };
         match answered {
-            Ok(response) => finish(response, repeatable),
-            Err(failure) => failed(failure, repeatable),
+            Ok(response) => self.finish(response, repeatable),
+            Err(failure) => self.failed(failure, repeatable),
         }
     }
 
@@ -146,6 +128,58 @@ where
         response.extensions_mut().insert(Switched);
         Ok(response)
     }
+
+    fn finish(&self, response: Response<UpstreamBody<B>>, repeatable: bool) -> Response<UpstreamBody<B>> {
+        let (mut head, body) = response.into_parts();
+        let switched = head.extensions.get::<Switched>().is_some();
+        if head.status == StatusCode::SWITCHING_PROTOCOLS && !switched {
+            // Nobody asked to switch, so what follows cannot be read.
+            return self.failed(Failure::Broken, repeatable);
+        }
+        forward::response(&mut head);
+        if switched {
+            head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+            head.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+        }
+        Response::from_parts(head, body)
+    }
+
+    fn failed(&self, failure: Failure, repeatable: bool) -> Response<UpstreamBody<B>> {
+        let docs = self.options.docs_url.as_ref();
+        let unknown = Ending::Unknown(Some(Code::OutcomeUnknown));
+        let (response, ending) = match failure {
+            Failure::Unreachable => {
+                let code = Code::UpstreamUnreachable;
+                (Problem::new(code).into_response(docs), Ending::Transient(Some(code)))
+            }
+            Failure::NotOwner => {
+                let code = Code::Superseded;
+                (Problem::new(code).into_response(docs), Ending::Transient(Some(code)))
+            }
+            Failure::Broken => {
+                (Problem::new(Code::UpstreamFailed).retryable(repeatable).into_response(docs), unknown)
+            }
+            Failure::Timeout => {
+                (Problem::new(Code::UpstreamTimeout).retryable(repeatable).into_response(docs), unknown)
+            }
+            // A part of the body is at the upstream, which may or may not have made something of it.
+            Failure::ClientCutShort => {
+                (problem::closing(in_part(Code::BodyIncomplete, repeatable), docs), unknown)
+            }
+            Failure::ClientTimeout => {
+                (problem::closing(in_part(Code::BodyTimeout, repeatable), docs), unknown)
+            }
+        };
+        let mut response = response.map(UpstreamBody::problem);
+        response.extensions_mut().insert(ending);
+        response
+    }
+}
+
+fn in_part(code: Code, repeatable: bool) -> Problem {
+    Problem::new(code)
+        .retryable(repeatable)
+        .detail("Only a part of the body came, and went on to the service behind.")
 }
 
 impl<B: Body + 'static> Clone for ProxyService<B> {
@@ -191,48 +225,4 @@ fn frame<B: Body>(head: &mut request::Parts, body: &B, h2c: bool) {
             }
         }
     }
-}
-
-fn finish<B>(response: Response<UpstreamBody<B>>, repeatable: bool) -> Response<UpstreamBody<B>>
-where
-    B: Body<Data = Bytes> + Send + Unpin + 'static,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    let (mut head, body) = response.into_parts();
-    let switched = head.extensions.get::<Switched>().is_some();
-    if head.status == StatusCode::SWITCHING_PROTOCOLS && !switched {
-        // Nobody asked to switch, so what follows cannot be read.
-        return refuse(Problem::reset(repeatable), CallEnd::SentNoAnswer);
-    }
-    forward::response(&mut head);
-    if switched {
-        head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-        head.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-    }
-    head.extensions.insert(CallEnd::Answered);
-    Response::from_parts(head, body)
-}
-
-fn failed<B>(failure: Failure, repeatable: bool) -> Response<UpstreamBody<B>>
-where
-    B: Body<Data = Bytes> + Send + Unpin + 'static,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    match failure {
-        Failure::Unreachable => refuse(Problem::UNREACHABLE, CallEnd::NotSent),
-        Failure::Reset => refuse(Problem::reset(repeatable), CallEnd::SentNoAnswer),
-        Failure::Timeout => refuse(Problem::timeout(repeatable), CallEnd::SentNoAnswer),
-        Failure::ClientCutShort => refuse(Problem::REQUEST_CUT_SHORT, CallEnd::SentNoAnswer),
-        Failure::ClientTimeout => refuse(Problem::REQUEST_TIMEOUT, CallEnd::SentNoAnswer),
-    }
-}
-
-fn refuse<B>(problem: Problem, end: CallEnd) -> Response<UpstreamBody<B>>
-where
-    B: Body<Data = Bytes> + Send + Unpin + 'static,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    let mut response = problem.into_response(UpstreamBody::problem);
-    response.extensions_mut().insert(end);
-    response
 }

@@ -17,6 +17,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::{TowerToHyperService, TowerToHyperServiceFuture};
+use onlyonce_http::{DocsUrl, Problem};
 use pin_project_lite::pin_project;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -28,15 +29,15 @@ use tracing::{debug, warn};
 use crate::forward;
 use crate::linger::Lingering;
 use crate::options::GatewayOptions;
-use crate::problem::Problem;
+use crate::problem;
 
-/// How a shutdown went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Drained {
-    /// Everything that ran has finished.
-    All,
-    /// The shutdown timeout was over first; this many connections and tunnels were cut.
-    Cut(usize),
+/// What a shutdown did not finish in time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drained {
+    /// Connections and tunnels that were cut.
+    pub connections_cut: usize,
+    /// Operations that still run: they keep their leases.
+    pub operations_left: usize,
 }
 
 /// The client of a request: an extension of every request that [`serve`] passes on.
@@ -122,6 +123,7 @@ where
         Running { tasks: TaskTracker::new(), stop: CancellationToken::new(), cut: CancellationToken::new() };
     let places = Arc::new(Semaphore::new(options.max_connections));
     let protocols = Arc::new(Protocols::new(options));
+    let docs = options.docs_url.clone().map(Arc::new);
     let mut stop = pin!(stop);
     loop {
         let accepted = async {
@@ -149,19 +151,20 @@ where
         let running_too = running.clone();
         let peer = PeerState { addr, forwarded_for, running: running_too, tunnelled, _place: place };
         let peer = Peer(Arc::new(peer));
-        let service = Admission { service: TowerToHyperService::new(service.clone()), peer };
+        let service = TowerToHyperService::new(service.clone());
+        let service = Admission { service, peer, docs: docs.clone() };
         running.tasks.spawn(protocols.clone().connection(stream, service));
     }
     drop(listener);
     running.stop.cancel();
     running.tasks.close();
     if tokio::time::timeout(options.shutdown_timeout, running.tasks.wait()).await.is_ok() {
-        return Drained::All;
+        return Drained::default();
     }
-    let cut = running.tasks.len();
+    let connections_cut = running.tasks.len();
     running.cut.cancel();
     running.tasks.wait().await;
-    Drained::Cut(cut)
+    Drained { connections_cut, operations_left: 0 }
 }
 
 struct Protocols {
@@ -268,6 +271,7 @@ const PREFACE_LEN: usize = 24;
 struct Admission<S> {
     service: TowerToHyperService<S>,
     peer: Peer,
+    docs: Option<Arc<DocsUrl>>,
 }
 
 impl<S, B> hyper::service::Service<Request<Incoming>> for Admission<S>
@@ -281,7 +285,7 @@ where
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         let (head, body) = request.into_parts();
         if let Err(problem) = forward::admit(&head) {
-            return Admitted::Refused { problem };
+            return Admitted::Refused { problem: Some(problem), docs: self.docs.clone() };
         }
         request = Request::from_parts(head, body);
         request.extensions_mut().insert(self.peer.clone());
@@ -293,7 +297,7 @@ pin_project! {
     #[project = AdmittedProjected]
     enum Admitted<F> {
         Served { #[pin] future: F },
-        Refused { problem: Problem },
+        Refused { problem: Option<Problem>, docs: Option<Arc<DocsUrl>> },
     }
 }
 
@@ -309,8 +313,9 @@ where
                 Ok(response) => response.map(Either::Left),
                 Err(never) => match never {},
             },
-            AdmittedProjected::Refused { problem } => {
-                problem.into_response(|body| Either::Right(Full::new(body)))
+            AdmittedProjected::Refused { problem, docs } => {
+                let problem = problem.take().expect("a future is not polled after its end");
+                problem::closing(problem, docs.as_deref()).map(|body| Either::Right(Full::new(body)))
             }
         }))
     }

@@ -10,6 +10,7 @@ use http_body::Body;
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use onlyonce_engine::{Context, NotOwner};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
@@ -24,8 +25,10 @@ use crate::pool::{Idle, Pool, exchange};
 pub(crate) enum Failure {
     /// Nothing was sent.
     Unreachable,
+    /// Nothing was sent, for the operation has another owner by now, or may have.
+    NotOwner,
     /// Sent, and the connection broke before a valid answer.
-    Reset,
+    Broken,
     /// Sent, and no answer in time.
     Timeout,
     /// The client broke off in the middle of its body.
@@ -61,20 +64,22 @@ where
     }
 
     /// Sends the request, at most twice and the second time only when nothing was sent before, and returns with the
-    /// response head. Uses no HTTP/1.1 connection idle for `idle_for` or longer.
+    /// response head. Uses no HTTP/1.1 connection idle for `idle_for` or longer. A guarded request is only sent with
+    /// more than half of its owner's lease left.
     ///
     /// Dropped before that, it closes the connection (HTTP/2: resets the stream).
     pub(crate) async fn call(
         &self,
         request: Request<B>,
         idle_for: Duration,
+        owner: Option<&Context>,
     ) -> Result<Response<UpstreamBody<B>>, Failure> {
         let progress = (!request.body().is_end_stream()).then(Progress::new);
         let request = request.map(|body| OutgoingBody::new(body, progress.clone()));
         if self.url.is_h2c() {
-            self.call_shared(request, progress.as_deref()).await
+            self.call_shared(request, owner, progress.as_deref()).await
         } else {
-            self.call_owned(request, idle_for, progress.as_deref()).await
+            self.call_owned(request, idle_for, owner, progress.as_deref()).await
         }
     }
 
@@ -82,18 +87,21 @@ where
         &self,
         request: Request<OutgoingBody<B>>,
         idle_for: Duration,
+        owner: Option<&Context>,
         progress: Option<&Progress>,
     ) -> Result<Response<UpstreamBody<B>>, Failure> {
         let (mut connection, used) = match self.pool.take(idle_for) {
             Some(connection) => (connection, true),
             None => (self.connect_owned().await?, false),
         };
+        ensure(owner).await?;
         let mut sent = self.in_time(progress, exchange(&mut connection, request)).await?;
         if used
             && let Err(error) = &mut sent
             && let Some(request) = error.take_message()
         {
             connection = self.connect_owned().await?;
+            ensure(owner).await?;
             sent = self.in_time(progress, exchange(&mut connection, request)).await?;
         }
         let response = sent.map_err(|error| self.failure(error, progress))?;
@@ -103,9 +111,11 @@ where
     async fn call_shared(
         &self,
         request: Request<OutgoingBody<B>>,
+        owner: Option<&Context>,
         progress: Option<&Progress>,
     ) -> Result<Response<UpstreamBody<B>>, Failure> {
         let mut sender = self.shared_sender().await?;
+        ensure(owner).await?;
         let mut sent = self.in_time(progress, sender.try_send_request(request)).await?;
         if let Err(error) = &mut sent
             && let Some(request) = error.take_message()
@@ -113,6 +123,7 @@ where
             // Given back unwritten: that connection is over.
             *self.shared.lock().await = None;
             let mut sender = self.shared_sender().await?;
+            ensure(owner).await?;
             sent = self.in_time(progress, sender.try_send_request(request)).await?;
         }
         let response = sent.map_err(|error| self.failure(error, progress))?;
@@ -210,7 +221,15 @@ where
             return Failure::ClientCutShort;
         }
         warn!(upstream = %self.url, error = &error as &dyn std::error::Error, "the upstream broke off");
-        Failure::Reset
+        Failure::Broken
+    }
+}
+
+/// Nothing is sent on a lease that may be over before it arrives.
+async fn ensure(owner: Option<&Context>) -> Result<(), Failure> {
+    match owner {
+        Some(owner) => owner.ensure_lease().await.map_err(|NotOwner| Failure::NotOwner),
+        None => Ok(()),
     }
 }
 

@@ -162,6 +162,6 @@ async fn connect_is_refused() {
     let gateway = Gateway::start(&upstream.url()).await;
     let request = "CONNECT internal:22 HTTP/1.1\r\nHost: internal:22\r\n\r\n";
     let back = String::from_utf8(send_raw(gateway.addr, request, QUIET).await).unwrap();
-    assert!(back.starts_with("HTTP/1.1 405") && back.contains("\"code\":\"method-not-allowed\""), "{back}");
+    assert!(back.starts_with("HTTP/1.1 405") && back.contains("\"code\":\"request-malformed\""), "{back}");
     assert_eq!(upstream.count(), 0);
 }

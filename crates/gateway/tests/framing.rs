@@ -200,7 +200,7 @@ async fn upstream_nonsense_is_a_502() {
         let upstream = RawUpstream::answering(answer).await;
         let gateway = Gateway::start(&upstream.url()).await;
         let response = gateway.client().get("/").send().await.unwrap();
-        assert_eq!((response.status, response.code().as_str()), (502, "upstream-reset"), "{answer}");
+        assert_eq!((response.status, response.code().as_str()), (502, "upstream-failed"), "{answer}");
     }
 }
 

@@ -14,7 +14,10 @@ use bytes::Bytes;
 use common::Gateway;
 use http::{Method, Request};
 use http_body_util::{BodyExt, Full};
-use onlyonce_gateway::{CallEnd, GatewayOptions, Guarded, ProxyService};
+use onlyonce_core::{Fingerprint, Key, Operation, Scope};
+use onlyonce_engine::{Begin, Execution, Idempotency};
+use onlyonce_gateway::{GatewayOptions, ProxyService};
+use onlyonce_http::{Code, Ending};
 use testkit::{Answer, RawUpstream, Upstream, free_addr, wait_until, within};
 use tokio::time::Instant;
 use tower_service::Service;
@@ -27,15 +30,28 @@ fn proxy(upstream: &str, change: impl FnOnce(&mut GatewayOptions)) -> Proxy {
     ProxyService::new(&options)
 }
 
+const ANSWERED: Option<Ending> = None;
+const NOT_SENT: Option<Ending> = Some(Ending::Transient(Some(Code::UpstreamUnreachable)));
+const NO_ANSWER: Option<Ending> = Some(Ending::Unknown(Some(Code::OutcomeUnknown)));
+
+/// The right to run an operation that nobody else knows.
+async fn execution() -> Execution {
+    let operation = Operation::new(Scope::new("s").unwrap(), Key::new("k").unwrap(), Fingerprint::of(b"hi"));
+    match Idempotency::in_memory().begin(&operation).await.unwrap() {
+        Begin::Acquired(execution) => execution,
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Status, end, and body or the error in it, of a guarded or unguarded POST.
-async fn post(proxy: &mut Proxy, guarded: bool) -> (u16, CallEnd, Result<String, hyper::Error>) {
+async fn post(proxy: &mut Proxy, guarded: bool) -> (u16, Option<Ending>, Result<String, hyper::Error>) {
     let mut request = Request::post("/pay").header("host", "h").body(Full::from("hi")).unwrap();
     if guarded {
-        request.extensions_mut().insert(Guarded { attempt: 3 });
+        request.extensions_mut().insert(execution().await.context().clone());
     }
     let response =
         within("an answer", proxy.call(request)).await.unwrap_or_else(|never: Infallible| match never {});
-    let end = *response.extensions().get::<CallEnd>().expect("every response says how the call ended");
+    let end = response.extensions().get::<Ending>().copied();
     let status = response.status().as_u16();
     let body = within("the body", response.into_body().collect()).await;
     (status, end, body.map(|body| String::from_utf8(body.to_bytes().to_vec()).unwrap()))
@@ -55,8 +71,8 @@ async fn an_answer_is_answered_and_tells_the_attempt_only_when_guarded() {
     let upstream = Upstream::start(|_| Answer::new(503, "busy")).await;
     let mut proxy = proxy(&upstream.url(), |_| {});
     let (status, end, body) = post(&mut proxy, true).await;
-    assert_eq!((status, end, body.unwrap().as_str()), (503, CallEnd::Answered, "busy"));
-    assert_eq!(upstream.last().header("idempotency-attempt"), Some("3"));
+    assert_eq!((status, end, body.unwrap().as_str()), (503, ANSWERED, "busy"));
+    assert_eq!(upstream.last().header("idempotency-attempt"), Some("1"));
     assert_eq!(post(&mut proxy, false).await.0, 503);
     assert_eq!(upstream.last().header("idempotency-attempt"), None);
 }
@@ -66,11 +82,11 @@ async fn nobody_there_is_unreachable_and_not_sent() {
     for scheme in ["http", "h2c"] {
         let mut proxy = proxy(&format!("{scheme}://{}", free_addr()), |_| {});
         let (status, end, body) = post(&mut proxy, true).await;
-        assert_eq!((status, end, code(&body)), (502, CallEnd::NotSent, "upstream-unreachable"));
+        assert_eq!((status, end, code(&body)), (502, NOT_SENT, "upstream-unreachable"));
         assert!(body.unwrap().contains("\"retryable\":true"));
     }
     let mut unknown = proxy("http://no-such-host.invalid", |_| {});
-    assert_eq!(post(&mut unknown, true).await.1, CallEnd::NotSent);
+    assert_eq!(post(&mut unknown, true).await.1, NOT_SENT);
 }
 
 #[tokio::test]
@@ -90,7 +106,7 @@ async fn a_connection_that_does_not_come_up_is_given_up() {
     let mut proxy =
         proxy(&format!("http://{addr}"), |options| options.connect_timeout = Duration::from_millis(100));
     let (status, end, body) = post(&mut proxy, true).await;
-    assert_eq!((status, end, code(&body)), (502, CallEnd::NotSent, "upstream-unreachable"));
+    assert_eq!((status, end, code(&body)), (502, NOT_SENT, "upstream-unreachable"));
 }
 
 #[tokio::test]
@@ -100,7 +116,7 @@ async fn a_connection_that_breaks_after_the_request_is_sent_without_an_answer() 
         let before = upstream.count();
         let mut proxy = proxy(&format!("{scheme}://{}", upstream.addr()), |_| {});
         let (status, end, body) = post(&mut proxy, true).await;
-        assert_eq!((status, end, code(&body)), (502, CallEnd::SentNoAnswer, "upstream-reset"), "{scheme}");
+        assert_eq!((status, end, code(&body)), (502, NO_ANSWER, "upstream-failed"), "{scheme}");
         assert_eq!(upstream.count(), before + 1, "never sent twice");
     }
     let upstream = RawUpstream::start(|_, mut connection| async move {
@@ -110,7 +126,7 @@ async fn a_connection_that_breaks_after_the_request_is_sent_without_an_answer() 
     .await;
     let mut proxy = proxy(&upstream.url(), |_| {});
     let (status, end, body) = post(&mut proxy, false).await;
-    assert_eq!((status, end, code(&body)), (502, CallEnd::SentNoAnswer, "upstream-reset"));
+    assert_eq!((status, end, code(&body)), (502, NO_ANSWER, "upstream-failed"));
     assert!(body.unwrap().contains("\"retryable\":false"), "a POST is not safe to repeat");
     assert_eq!(upstream.received().len(), 1, "never sent twice");
 }
@@ -125,7 +141,7 @@ async fn silence_is_a_timeout_and_sent_without_an_answer() {
         let start = Instant::now();
         let (status, end, body) = post(&mut proxy, true).await;
         assert!(start.elapsed() >= Duration::from_millis(200));
-        assert_eq!((status, end, code(&body)), (504, CallEnd::SentNoAnswer, "upstream-timeout"));
+        assert_eq!((status, end, code(&body)), (504, NO_ANSWER, "upstream-timeout"));
     }
     wait_until("the hung connection is closed", || upstream.open_connections() <= 1).await;
     let gateway =
@@ -175,7 +191,7 @@ async fn a_body_cut_short_is_answered_and_then_an_error() {
     .await;
     let mut proxy = proxy(&upstream.url(), |_| {});
     let (status, end, body) = post(&mut proxy, true).await;
-    assert_eq!((status, end), (200, CallEnd::Answered));
+    assert_eq!((status, end), (200, ANSWERED));
     body.expect_err("a part was taken for the whole");
 }
 
@@ -190,7 +206,7 @@ async fn a_kept_connection_closed_meanwhile_is_replaced_unseen() {
     for round in 1..=5 {
         for guarded in [true, false] {
             let (status, end, _) = post(&mut proxy, guarded).await;
-            assert_eq!((status, end), (200, CallEnd::Answered), "round {round}");
+            assert_eq!((status, end), (200, ANSWERED), "round {round}");
             wait_until("the upstream has closed its side", || upstream.open_connections() == 0).await;
         }
     }
@@ -246,7 +262,7 @@ async fn a_busy_upstream_that_closes_idle_connections_costs_nobody_anything() {
             let mut pause = 1 + n;
             while Instant::now() < stop {
                 let (status, end, _) = post(&mut proxy, true).await;
-                assert_eq!((status, end), (200, CallEnd::Answered));
+                assert_eq!((status, end), (200, ANSWERED));
                 sent.fetch_add(1, Ordering::SeqCst);
                 pause = pause * 7 % 151;
                 tokio::time::sleep(Duration::from_millis(pause)).await;
@@ -280,7 +296,7 @@ async fn a_stream_refused_by_an_h2_upstream_was_not_sent() {
     .await;
     let mut proxy = proxy(&format!("h2c://{}", upstream.addr()), |_| {});
     let (status, end, body) = post(&mut proxy, true).await;
-    assert_eq!((status, end, code(&body)), (502, CallEnd::NotSent, "upstream-unreachable"));
+    assert_eq!((status, end, code(&body)), (502, NOT_SENT, "upstream-unreachable"));
 }
 
 #[tokio::test]

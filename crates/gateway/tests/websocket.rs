@@ -113,6 +113,6 @@ async fn a_shutdown_lets_a_tunnel_run_and_cuts_it_at_the_bound() {
     wait_until("no connection is accepted", || std::net::TcpStream::connect(gateway.addr).is_err()).await;
     client.write("ping").await;
     assert_eq!(client.read_exact(4).await.unwrap(), b"ping");
-    assert_eq!(gateway.drained().await, Drained::Cut(1));
+    assert_eq!(gateway.drained().await, Drained { connections_cut: 1, operations_left: 0 });
     assert_eq!(client.read_exact(1).await, None, "the tunnel is cut");
 }
