@@ -5,13 +5,14 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use onlyonce_core::PurgeRequest;
-use tokio::time::sleep;
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
 
 use crate::idempotency::Shared;
 use crate::random;
 
 pub(crate) fn start(shared: &Arc<Shared>) {
-    tokio::spawn(heartbeat(Arc::downgrade(shared)));
+    tokio::spawn(heartbeat(Arc::downgrade(shared), shared.heartbeat_wake.clone()));
     if !shared.limits.purge_interval.is_zero() {
         tokio::spawn(purge(Arc::downgrade(shared), shared.limits.purge_interval));
     }
@@ -19,14 +20,16 @@ pub(crate) fn start(shared: &Arc<Shared>) {
 
 /// Renews each lease at a third of it. One sweep over what is in flight, a dozen times a lease, instead of a timer for
 /// each of many operations that end long before their first renewal.
-async fn heartbeat(shared: Weak<Shared>) {
+async fn heartbeat(shared: Weak<Shared>, wake: Arc<Notify>) {
     loop {
         let Some(lease_ms) = shared.upgrade().map(|shared| shared.shortest_lease_ms.load(Ordering::Relaxed))
         else {
             return;
         };
-        sleep(Duration::from_millis((lease_ms / 12).clamp(5, 1000))).await;
+        // Woken when a handle with a shorter lease is made.
+        let _ = timeout(Duration::from_millis((lease_ms / 12).clamp(5, 1000)), wake.notified()).await;
         let Some(shared) = shared.upgrade() else { return };
+        shared.probe_in_background();
         let now = shared.clock.boot();
         let mut due = Vec::new();
         shared.flights.for_each_live(|live| {
@@ -46,6 +49,8 @@ async fn heartbeat(shared: Weak<Shared>) {
 }
 
 async fn purge(shared: Weak<Shared>, interval: Duration) {
+    // Longer is never, and sums with it must not overflow.
+    let interval = interval.min(Duration::from_secs(365 * 24 * 3600));
     let quarter_ms = (interval.as_millis() / 4) as u64;
     loop {
         // Jitter, so that the instances on one store do not purge in step.

@@ -1,23 +1,26 @@
 //! From a request to an answer or an execution: cache, in-flight table, store, in this order.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use onlyonce_core::{
-    ClaimOutcome, ClaimRequest, Fingerprint, Operation, RenewOutcome, StoreError, StoreErrorKind, StoredReply,
-};
+use onlyonce_core::{ClaimOutcome, Operation, StoreError, StoreErrorKind};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::counters::add;
 use crate::execution::{Execution, Live};
-use crate::flight::{End, Flight, Leader, Phase, Place};
+use crate::flight::{End, Flight, Leader, Phase, Place, Sighting};
 use crate::idempotency::Idempotency;
 use crate::outcome::{Begin, EngineError};
 use crate::random;
+use crate::store_calls::Claim;
 
 /// Claims whose answers came too late to be worked on, before the store counts as too slow.
 const LATE_CLAIMS_MAX: u32 = 3;
+
+/// The first pause of a caller that polls for another process.
+const POLL_FIRST: Duration = Duration::from_millis(20);
 
 /// What to do next with a follower.
 enum Next {
@@ -85,64 +88,77 @@ impl Idempotency {
     async fn follow(
         &self,
         operation: &Operation,
-        flight: &std::sync::Arc<Flight>,
+        flight: &Arc<Flight>,
         mut phase: watch::Receiver<Phase>,
         wait_until: Instant,
     ) -> Next {
-        // Its answer is due within the store timeout, and is as good as an answer of our own.
-        let claimed = match phase.wait_for(|phase| !matches!(phase, Phase::Claiming)).await {
-            Ok(phase) => phase.clone(),
-            Err(_) => return Next::AskAgain,
-        };
-        let live = match claimed {
+        let same = flight.fingerprint == *operation.fingerprint();
+        if matches!(*phase.borrow(), Phase::Claiming) {
+            // Its answer is due within the store timeout, and is as good as an answer of our own.
+            let Some(_place) = Waiting::take(self) else { return crowded_out(same) };
+            let _ = phase.wait_for(|phase| !matches!(phase, Phase::Claiming)).await;
+        }
+        let now = self.shared.clock.boot();
+        let phase_now = phase.borrow().clone();
+        let (age, left) = match &phase_now {
             Phase::Claiming => return Next::AskAgain,
-            Phase::Ended(end) => return self.after(operation, flight, end, wait_until),
-            Phase::Working(live) => live,
+            Phase::Ended(end) => return self.after(operation, flight, end.clone(), wait_until),
+            Phase::Elsewhere(seen) => (seen.age + now.saturating_sub(seen.at), seen.lease_left),
+            Phase::Working(live) if live.is_lost() => {
+                // A dead lease: the store knows better.
+                return self.shared.flights.replace(operation, flight).map_or(Next::AskAgain, Next::Lead);
+            }
+            Phase::Working(live) => (now.saturating_sub(live.started), live.left()),
         };
-        if flight.fingerprint != *operation.fingerprint() {
+        if !same {
             return Next::Answer(Ok(Begin::Mismatch { stored: flight.fingerprint }));
         }
-        if live.left().is_zero() {
-            // A dead lease: the store knows better.
-            return self.shared.flights.replace(operation, flight).map_or(Next::AskAgain, Next::Lead);
-        }
-        let in_progress = || {
-            let age = self.shared.clock.boot().saturating_sub(live.started);
-            Next::Answer(Ok(Begin::InProgress { retry_after: retry_after(age, live.left()), last: None }))
-        };
+        let in_progress =
+            || Next::Answer(Ok(Begin::InProgress { retry_after: retry_after(age, left), last: None }));
         let Some(_place) = Waiting::enter(self, wait_until) else { return in_progress() };
-        let lease_end = Instant::now() + live.left();
-        match timeout_at(wait_until.min(lease_end), phase.wait_for(|phase| matches!(phase, Phase::Ended(_))))
-            .await
-        {
-            Ok(Ok(ended)) => match &*ended {
-                Phase::Ended(end) => self.after(operation, flight, end.clone(), wait_until),
-                _ => Next::AskAgain,
+        let elsewhere = matches!(phase_now, Phase::Elsewhere(_));
+        // A lease may have been renewed by its end, or be dead: then look again. Polling sees that by itself.
+        let until = if elsewhere { wait_until } else { wait_until.min(Instant::now() + left) };
+        drop(phase_now);
+        let changed = phase.wait_for(|phase| match phase {
+            Phase::Ended(_) => true,
+            Phase::Working(_) => elsewhere,
+            Phase::Claiming | Phase::Elsewhere(_) => false,
+        });
+        let end = match timeout_at(until, changed).await {
+            Ok(Ok(changed)) => match &*changed {
+                Phase::Ended(end) => end.clone(),
+                _ => return Next::AskAgain,
             },
-            Ok(Err(_)) => Next::AskAgain,
-            // Renewed in the meantime, or a dead lease: look again.
-            Err(_) if Instant::now() < wait_until => Next::AskAgain,
-            Err(_) => in_progress(),
-        }
+            Ok(Err(_)) => return Next::AskAgain,
+            Err(_) if Instant::now() < wait_until => return Next::AskAgain,
+            Err(_) => return in_progress(),
+        };
+        self.after(operation, flight, end, wait_until)
     }
 
     /// A follower's answer once the flight has ended.
     fn after(&self, operation: &Operation, flight: &Flight, end: End, wait_until: Instant) -> Next {
-        let stored_print = match &end {
-            End::Answered(stored, _) => *stored,
-            End::Completed(_) => flight.fingerprint,
-            End::Released(_) | End::Failed(_) | End::Abandoned => *operation.fingerprint(),
+        let on_record = match &end {
+            End::Answered(ClaimOutcome::Mismatch { stored }) => Some(*stored),
+            End::Answered(_) | End::Completed(_) => Some(flight.fingerprint),
+            End::Released(_) | End::Failed(_) | End::Abandoned => None,
         };
-        if stored_print != *operation.fingerprint() {
-            return Next::Answer(Ok(Begin::Mismatch { stored: stored_print }));
+        if let Some(stored) = on_record.filter(|stored| stored != operation.fingerprint()) {
+            return Next::Answer(Ok(Begin::Mismatch { stored }));
         }
         match end {
-            End::Completed(stored) => Next::Answer(Ok(self.replayed(stored))),
-            End::Answered(_, ClaimOutcome::Completed(stored)) => Next::Answer(Ok(self.replayed(stored))),
-            End::Answered(_, ClaimOutcome::InProgress { .. }) if Instant::now() < wait_until => {
+            End::Completed(stored) | End::Answered(ClaimOutcome::Completed(stored)) => {
+                add(&self.shared.counters.replayed_from_memory);
+                Next::Answer(Ok(Begin::Completed(stored)))
+            }
+            // The leader's key it was not: it is this caller's.
+            End::Answered(ClaimOutcome::Mismatch { .. }) => Next::AskAgain,
+            // Too little time left to be the next one that polls: or a crowd would do so one after the other.
+            End::Answered(ClaimOutcome::InProgress { .. }) if Instant::now() + POLL_FIRST < wait_until => {
                 Next::AskAgain
             }
-            End::Answered(_, outcome) => match without_execution(&outcome) {
+            End::Answered(outcome) => match without_execution(&outcome) {
                 Some(answer) => Next::Answer(Ok(answer)),
                 None => Next::AskAgain,
             },
@@ -150,7 +166,8 @@ impl Idempotency {
             End::Released(_) if flight.fingerprint != *operation.fingerprint() => Next::AskAgain,
             End::Released(_) if flight.take_succession() => Next::AskAgain,
             End::Released(last) => {
-                Next::Answer(Ok(Begin::InProgress { retry_after: Duration::from_secs(1), last }))
+                let retry_after = retry_after(Duration::ZERO, Duration::MAX);
+                Next::Answer(Ok(Begin::InProgress { retry_after, last }))
             }
             End::Failed(error) => Next::Answer(Err(error)),
             End::Abandoned => Next::AskAgain,
@@ -165,28 +182,25 @@ impl Idempotency {
         wait_until: Instant,
     ) -> Result<Begin, EngineError> {
         let shared = &self.shared;
-        let mut pause = Duration::from_millis(20);
+        let mut claim = Claim::new(shared, operation, &self.policy);
+        let mut pause = POLL_FIRST;
         let mut too_late = 0;
         loop {
-            let Ok(slot) = shared.slots.clone().try_acquire_owned() else {
-                return Err(leader.fail(EngineError::Overloaded));
+            let slot = match shared.take_slot() {
+                Ok(slot) => slot,
+                Err(error) => return Err(leader.fail(error)),
             };
-            let sent_at = shared.clock.boot();
-            let request = self.claim_request(sent_at);
-            let outcome = match shared.claim(operation, &request).await {
-                Ok(outcome) => outcome,
+            let (outcome, sent_at) = match claim.send().await {
+                Ok(answered) => answered,
                 Err(error) => return Err(leader.fail(error.into())),
             };
             match outcome {
                 ClaimOutcome::Acquired(lease) => {
                     let live = Live::new(shared, operation, &self.policy, lease, sent_at);
-                    // Work starts only with more than half of the lease left.
-                    if live.left() > self.policy.lease / 2
-                        || matches!(live.renew().await, Ok(RenewOutcome::Renewed))
-                    {
+                    if live.ensure_half().await {
+                        claim.hand_over();
                         return Ok(Begin::Acquired(Execution::new(live, leader, slot)));
                     }
-                    shared.release_in_background(operation, request.token, request.lease);
                     too_late += 1;
                     if too_late == LATE_CLAIMS_MAX {
                         let error = StoreError::new(StoreErrorKind::Timeout, "claim")
@@ -194,53 +208,55 @@ impl Idempotency {
                         return Err(leader.fail(error.into()));
                     }
                 }
-                // Another process works on it: poll, with jitter, ever more rarely.
-                ClaimOutcome::InProgress { .. } if Instant::now() + pause < wait_until => {
+                // Another process works on it: poll, with jitter, ever more rarely, and a last time at the end.
+                ClaimOutcome::InProgress { lease_left, age } if Instant::now() < wait_until => {
                     drop(slot);
+                    leader.elsewhere(Sighting { at: sent_at, age, lease_left });
                     let Some(_place) = Waiting::enter(self, wait_until) else {
-                        return Ok(self.end_with_answer(operation, leader, outcome));
+                        return Ok(self.end_with_answer(operation, leader, outcome, sent_at));
                     };
                     let pause_ms = pause.as_millis() as u64;
-                    sleep(Duration::from_millis(pause_ms / 2 + random::jitter(pause_ms))).await;
+                    let next =
+                        Instant::now() + Duration::from_millis(pause_ms / 2 + random::jitter(pause_ms));
+                    sleep_until(next.min(wait_until)).await;
                     pause = (pause * 3 / 2).min(Duration::from_secs(1));
                 }
-                outcome => return Ok(self.end_with_answer(operation, leader, outcome)),
+                outcome => return Ok(self.end_with_answer(operation, leader, outcome, sent_at)),
             }
         }
     }
 
-    fn end_with_answer(&self, operation: &Operation, leader: Leader, outcome: ClaimOutcome) -> Begin {
-        let stored_print: Fingerprint = match &outcome {
-            ClaimOutcome::Mismatch { stored } => *stored,
-            _ => *operation.fingerprint(),
-        };
-        leader.end(End::Answered(stored_print, outcome.clone()));
+    fn end_with_answer(
+        &self,
+        operation: &Operation,
+        leader: Leader,
+        outcome: ClaimOutcome,
+        sent_at: Duration,
+    ) -> Begin {
+        if let ClaimOutcome::Completed(stored) = &outcome {
+            // Before the flight ends, so that nobody in between asks the store again.
+            self.shared.cache.put(operation.id(), operation.fingerprint(), stored, sent_at);
+        }
+        leader.end(End::Answered(outcome.clone()));
         match outcome {
             ClaimOutcome::Completed(stored) => {
-                let shared = &self.shared;
-                shared.cache.put(operation.id(), operation.fingerprint(), &stored, shared.clock.boot());
-                self.replayed(stored)
+                add(&self.shared.counters.replayed_from_store);
+                Begin::Completed(stored)
             }
             outcome => without_execution(&outcome).expect("Acquired and Completed are taken care of"),
         }
     }
+}
 
-    fn replayed(&self, stored: StoredReply) -> Begin {
-        add(&self.shared.counters.replayed_from_store);
-        Begin::Completed(stored)
-    }
-
-    fn claim_request(&self, now: Duration) -> ClaimRequest {
-        let policy = &self.policy;
-        ClaimRequest {
-            token: random::token(),
-            lease: policy.lease,
-            retention: policy.retention,
-            on_lease_end: policy.on_lease_end,
-            takeover_now: !self.shared.network || self.shared.contact.lock().unbroken_for(policy.lease, now),
-            max_attempts: policy.max_attempts,
-        }
-    }
+/// The answer to a follower for whom there is no place to wait for the claim before it.
+fn crowded_out(same: bool) -> Next {
+    Next::Answer(if same {
+        let retry_after = retry_after(Duration::ZERO, Duration::MAX);
+        Ok(Begin::InProgress { retry_after, last: None })
+    } else {
+        // In progress or a mismatch: nobody knows yet.
+        Err(EngineError::Overloaded)
+    })
 }
 
 /// The answers that need nothing but the outcome.
@@ -269,9 +285,10 @@ struct Waiting<'a>(&'a Idempotency);
 impl<'a> Waiting<'a> {
     /// `None` when the time is over or there is no place left.
     fn enter(idem: &'a Idempotency, wait_until: Instant) -> Option<Self> {
-        if Instant::now() >= wait_until {
-            return None;
-        }
+        if Instant::now() < wait_until { Self::take(idem) } else { None }
+    }
+
+    fn take(idem: &'a Idempotency) -> Option<Self> {
         let waiting = idem.shared.waiting.fetch_add(1, Ordering::Relaxed);
         let place = Self(idem);
         (waiting < idem.shared.limits.max_waiters).then_some(place)

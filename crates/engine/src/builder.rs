@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use onlyonce_core::{Clock, OnLeaseEnd, Store, SystemClock};
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
 
 use crate::background;
 use crate::cache::ReplayCache;
@@ -14,6 +13,7 @@ use crate::counters::Counters;
 use crate::flight::Flights;
 use crate::idempotency::{Idempotency, Shared};
 use crate::policy::{InvalidPolicy, Limits, Policy};
+use crate::slots::Slots;
 use crate::store_calls::{BACKGROUND_RELEASES_MAX, Contact};
 
 /// Collects policy and limits; see [`Policy`] and [`Limits`] for the defaults.
@@ -97,8 +97,7 @@ impl Builder {
     pub fn try_build(self) -> Result<Idempotency, InvalidPolicy> {
         self.policy.check()?;
         let mut limits = self.limits;
-        // What a semaphore can count, and what shutdown asks for in one go.
-        limits.max_in_flight = limits.max_in_flight.clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
+        limits.max_in_flight = limits.max_in_flight.max(1);
         let shared = Arc::new(Shared {
             network: self.store.capabilities().network,
             store: self.store,
@@ -106,11 +105,13 @@ impl Builder {
             flights: Flights::new(),
             cache: ReplayCache::new(limits.cache_bytes, limits.cache_ttl),
             counters: Counters::default(),
-            slots: Arc::new(Semaphore::new(limits.max_in_flight)),
+            slots: Slots::new(limits.max_in_flight),
             waiting: AtomicUsize::new(0),
-            background_releases: Arc::new(Semaphore::new(BACKGROUND_RELEASES_MAX)),
+            background_releases: Slots::new(BACKGROUND_RELEASES_MAX),
+            unanswered_releases: Slots::new(BACKGROUND_RELEASES_MAX),
             contact: Mutex::new(Contact::new()),
             shortest_lease_ms: AtomicU64::new(self.policy.lease.as_millis() as u64),
+            heartbeat_wake: Arc::default(),
             closing: AtomicBool::new(false),
             limits,
         });

@@ -1,5 +1,6 @@
 //! The right to run one operation, and the duty to say how it ended.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,13 +9,13 @@ use onlyonce_core::{
     CompleteOutcome, Completion, Lease, OnLeaseEnd, Operation, RenewOutcome, Reply, StoreError, StoredReply,
 };
 use sha2::{Digest, Sha256};
-use tokio::sync::OwnedSemaphorePermit;
 
 use crate::counters::add;
 use crate::flight::{End, Leader};
 use crate::idempotency::Shared;
 use crate::outcome::EngineError;
 use crate::policy::Policy;
+use crate::slots::Slot;
 
 /// The right to run one operation. End it with [`complete`](Self::complete), [`release`](Self::release) or
 /// [`unknown`](Self::unknown).
@@ -32,7 +33,7 @@ pub struct Execution {
 #[derive(Debug)]
 struct Duty {
     leader: Leader,
-    _slot: OwnedSemaphorePermit,
+    _slot: Slot,
 }
 
 /// What the work may know of its execution. Cheap to clone.
@@ -53,6 +54,8 @@ pub(crate) struct Live {
     deadline_ms: AtomicU64,
     next_renewal_ms: AtomicU64,
     fenced: AtomicBool,
+    // Ended, or its record is gone: nothing is renewed and nothing may be begun any more.
+    over: AtomicBool,
 }
 
 /// This caller is not the owner any more: it must not touch the operation again.
@@ -72,7 +75,7 @@ pub enum Completed {
 }
 
 impl Execution {
-    pub(crate) fn new(live: Arc<Live>, leader: Leader, slot: OwnedSemaphorePermit) -> Self {
+    pub(crate) fn new(live: Arc<Live>, leader: Leader, slot: Slot) -> Self {
         leader.working(live.clone());
         add(&live.shared.counters.acquired);
         if live.lease.attempt > 1 {
@@ -101,11 +104,10 @@ impl Execution {
     /// A failing store is asked again, and the lease renewed, until the lease is over.
     ///
     /// # Cancellation
-    /// Goes on in the background.
-    pub async fn complete(mut self, reply: Reply) -> Completed {
-        let Some(duty) = self.duty.take() else { return Completed::Fenced(None) };
-        let recording = Recording { live: self.context.live.clone(), duty: Some(duty), reply };
-        recording.run().await
+    /// Goes on in the background, even when the future was never polled: the effect happened.
+    pub fn complete(mut self, reply: Reply) -> impl Future<Output = Completed> + Send + use<> {
+        let live = self.context.live.clone();
+        Recording { live, duty: self.duty.take(), reply, in_background: false }.run()
     }
 
     /// Gives the operation back: surely nothing happened, a retry may run it.
@@ -121,6 +123,7 @@ impl Execution {
     pub async fn release_answering(mut self, reply: Option<Reply>) {
         let Some(duty) = self.duty.take() else { return };
         let live = self.context.live.clone();
+        live.stop_renewing();
         let token = live.lease.token;
         add(&live.shared.counters.released);
         let mut sent = UnsentRelease { live: &live, done: false };
@@ -147,6 +150,7 @@ impl Drop for Execution {
     fn drop(&mut self) {
         let Some(duty) = self.duty.take() else { return };
         let live = self.context.live.clone();
+        live.stop_renewing();
         // Without a runtime the lease ends by itself, which says the same a little later.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move { end_unknown(&live, duty).await });
@@ -173,14 +177,17 @@ struct Recording {
     live: Arc<Live>,
     duty: Option<Duty>,
     reply: Reply,
+    // Dropped once more, with its runtime, there is nowhere left to go on.
+    in_background: bool,
 }
 
 impl Recording {
     async fn run(mut self) -> Completed {
         let live = self.live.clone();
+        let sent_at = live.shared.clock.boot();
         let result = live.record(&self.reply).await;
         match self.duty.take() {
-            Some(duty) => live.finish(duty, result),
+            Some(duty) => live.finish(duty, sent_at, result),
             None => Completed::Fenced(None),
         }
     }
@@ -190,8 +197,11 @@ impl Drop for Recording {
     fn drop(&mut self) {
         let Some(duty) = self.duty.take() else { return };
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        let rest = Self { live: self.live.clone(), duty: Some(duty), reply: self.reply.clone() };
-        runtime.spawn(async move { rest.run().await });
+        if !self.in_background {
+            let (live, reply) = (self.live.clone(), self.reply.clone());
+            let rest = Self { live, duty: Some(duty), reply, in_background: true };
+            runtime.spawn(async move { rest.run().await });
+        }
     }
 }
 
@@ -233,19 +243,9 @@ impl Context {
     /// lease is left, renewing it if need be.
     ///
     /// # Errors
-    /// [`NotOwner`]: do not go on.
+    /// [`NotOwner`]: do not go on. Also past the work timeout, and once the execution has ended.
     pub async fn ensure_lease(&self) -> Result<(), NotOwner> {
-        let live = &self.live;
-        if live.fenced.load(Ordering::Acquire) {
-            return Err(NotOwner);
-        }
-        if live.left() > live.policy.lease / 2 {
-            return Ok(());
-        }
-        match live.renew().await {
-            Ok(RenewOutcome::Renewed) => Ok(()),
-            _ => Err(NotOwner),
-        }
+        if !self.live.is_timed_out() && self.live.ensure_half().await { Ok(()) } else { Err(NotOwner) }
     }
 
     /// Whether another owner is known to have taken the operation over.
@@ -294,6 +294,7 @@ impl Live {
             deadline_ms: AtomicU64::new(0),
             next_renewal_ms: AtomicU64::new(0),
             fenced: AtomicBool::new(false),
+            over: AtomicBool::new(false),
         };
         live.extended(sent_at);
         Arc::new(live)
@@ -308,14 +309,45 @@ impl Live {
         self.deadline().saturating_sub(self.shared.clock.boot())
     }
 
-    /// Whether the heartbeat must renew now. Not past the work timeout: then the outcome is unknown.
-    pub(crate) fn renewal_due(&self, now: Duration) -> bool {
-        now.as_millis() as u64 >= self.next_renewal_ms.load(Ordering::Acquire)
-            && now < self.started + self.policy.work_timeout
-            && !self.fenced.load(Ordering::Acquire)
+    /// Whether this process must doubt that the operation is still its own.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.fenced.load(Ordering::Acquire) || self.left().is_zero()
     }
 
-    /// Renews once. A record that was lost is claimed again under the same token.
+    /// Whether the heartbeat must renew now.
+    pub(crate) fn renewal_due(&self, now: Duration) -> bool {
+        now.as_millis() as u64 >= self.next_renewal_ms.load(Ordering::Acquire)
+            && !self.is_given_up()
+            && !self.is_timed_out()
+    }
+
+    fn is_given_up(&self) -> bool {
+        self.fenced.load(Ordering::Acquire) || self.over.load(Ordering::Acquire)
+    }
+
+    // Past it nothing is renewed: the outcome is unknown.
+    fn is_timed_out(&self) -> bool {
+        self.shared.clock.boot() >= self.started + self.policy.work_timeout
+    }
+
+    /// Makes sure that more than half of the lease is left, renewing it if need be. False: nothing may be begun.
+    pub(crate) async fn ensure_half(&self) -> bool {
+        let half = self.policy.lease / 2;
+        // Asked again after the renewal, for its answer may have been late too.
+        let mut renewed = false;
+        while !self.is_given_up() {
+            if self.left() > half {
+                return true;
+            }
+            if renewed || !matches!(self.renew().await, Ok(RenewOutcome::Renewed)) {
+                return false;
+            }
+            renewed = true;
+        }
+        false
+    }
+
+    /// Renews once.
     pub(crate) async fn renew(&self) -> Result<RenewOutcome, StoreError> {
         let (shared, lease) = (&self.shared, self.policy.lease);
         let sent_at = shared.clock.boot();
@@ -324,13 +356,12 @@ impl Live {
         self.next_renewal_ms.store((sent_at + patience + lease / 12).as_millis() as u64, Ordering::Release);
         let call = shared.store.renew(&self.operation, self.lease.token, lease);
         let outcome = shared.bounded("renew", patience, call).await?;
-        add(&shared.counters.renewals);
         match outcome {
-            RenewOutcome::Renewed => self.extended(sent_at),
-            RenewOutcome::Fenced => {
-                add(&shared.counters.fenced);
-                self.fenced.store(true, Ordering::Release);
+            RenewOutcome::Renewed => {
+                add(&shared.counters.renewals);
+                self.extended(sent_at);
             }
+            RenewOutcome::Fenced => self.note_fenced(),
             // Completion writes a lost record anew; renewing it is over.
             RenewOutcome::Gone | RenewOutcome::Ended => self.stop_renewing(),
         }
@@ -339,12 +370,19 @@ impl Live {
 
     fn extended(&self, sent_at: Duration) {
         let lease = self.policy.lease;
-        self.deadline_ms.store((sent_at + lease).as_millis() as u64, Ordering::Release);
+        // Answers may overtake each other: the lease never shrinks.
+        self.deadline_ms.fetch_max((sent_at + lease).as_millis() as u64, Ordering::AcqRel);
         self.next_renewal_ms.store((sent_at + lease / 3).as_millis() as u64, Ordering::Release);
     }
 
+    fn note_fenced(&self) {
+        if !self.fenced.swap(true, Ordering::AcqRel) {
+            add(&self.shared.counters.fenced);
+        }
+    }
+
     pub(crate) fn stop_renewing(&self) {
-        self.next_renewal_ms.store(u64::MAX, Ordering::Release);
+        self.over.store(true, Ordering::Release);
     }
 
     async fn record(&self, reply: &Reply) -> Result<CompleteOutcome, StoreError> {
@@ -360,7 +398,13 @@ impl Live {
             .await
     }
 
-    fn finish(&self, duty: Duty, result: Result<CompleteOutcome, StoreError>) -> Completed {
+    fn finish(
+        &self,
+        duty: Duty,
+        sent_at: Duration,
+        result: Result<CompleteOutcome, StoreError>,
+    ) -> Completed {
+        self.stop_renewing();
         let shared = &self.shared;
         let counters = &shared.counters;
         let (stored, counter) = match result {
@@ -372,11 +416,9 @@ impl Live {
                 (stored, &counters.completed_anew)
             }
             Ok(CompleteOutcome::Fenced(stored)) => {
-                add(&counters.fenced);
-                duty.leader.end(match &stored {
-                    Some(stored) => End::Completed(stored.clone()),
-                    None => End::Abandoned,
-                });
+                self.note_fenced();
+                // Followers ask for themselves: the other owner's request need not be theirs.
+                duty.leader.end(End::Abandoned);
                 return Completed::Fenced(stored);
             }
             Err(error) => {
@@ -387,7 +429,7 @@ impl Live {
             }
         };
         add(counter);
-        shared.cache.put(self.operation.id(), self.operation.fingerprint(), &stored, shared.clock.boot());
+        shared.cache.put(self.operation.id(), self.operation.fingerprint(), &stored, sent_at);
         duty.leader.end(End::Completed(stored.clone()));
         Completed::Recorded(stored)
     }

@@ -1,12 +1,13 @@
 //! The in-flight table: what this process is claiming or running, so that its duplicates cost no store reads.
 //!
-//! A flight goes through Claiming → Working → Ended; its leader moves it, any number of followers watch. The table
-//! saves work only: correctness is the store's.
+//! A flight goes from Claiming, by way of Elsewhere where another process is at work, to Working and Ended; its leader
+//! moves it, any number of followers watch. The table saves work only: correctness is the store's.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use onlyonce_core::{ClaimOutcome, Fingerprint, Operation, OperationId, Reply, StoredReply};
 use parking_lot::Mutex;
@@ -17,7 +18,13 @@ use crate::outcome::EngineError;
 
 const SHARDS: usize = 32;
 
-type Shard = HashMap<OperationId, Arc<Flight>>;
+#[derive(Debug, Default)]
+struct Shard {
+    flights: HashMap<OperationId, Arc<Flight>>,
+    // Owners of dead leases in whose place somebody asks the store. They are renewed all the same: until the store says
+    // otherwise the operation is theirs. Rare, so a list will do.
+    displaced: Vec<(OperationId, Arc<Flight>)>,
+}
 
 #[derive(Debug)]
 pub(crate) struct Flights {
@@ -37,10 +44,21 @@ pub(crate) struct Flight {
 pub(crate) enum Phase {
     /// The store is being asked.
     Claiming,
+    /// Another process is at work, and the leader polls.
+    Elsewhere(Sighting),
     /// The leader owns the operation.
     Working(Arc<Live>),
     /// It is over for this process.
     Ended(End),
+}
+
+/// What the store said of another process's work.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sighting {
+    /// When it was said, on the boot clock.
+    pub(crate) at: Duration,
+    pub(crate) age: Duration,
+    pub(crate) lease_left: Duration,
 }
 
 /// How a flight ended, for its followers.
@@ -50,8 +68,8 @@ pub(crate) enum End {
     Completed(StoredReply),
     /// Given back; what the leader was answered. One follower claims again.
     Released(Option<Reply>),
-    /// The store gave another answer than Acquired; what fingerprint it has on record.
-    Answered(Fingerprint, ClaimOutcome),
+    /// The store gave another answer than Acquired.
+    Answered(ClaimOutcome),
     /// The store could not answer.
     Failed(EngineError),
     /// The leader went away without an answer: ask for yourself.
@@ -84,19 +102,22 @@ impl Flights {
     /// Joins the flight of this operation, or starts it.
     pub(crate) fn join(self: &Arc<Self>, operation: &Operation) -> Place {
         let mut shard = self.shard(operation.id()).lock();
-        if let Some(flight) = shard.get(operation.id()) {
+        if let Some(flight) = shard.flights.get(operation.id()) {
             return Place::Follower(flight.clone(), flight.phase.subscribe());
         }
         Place::Leader(self.start(&mut shard, operation))
     }
 
-    /// Starts a flight in the place of one whose owner holds a dead lease; somebody may have been faster.
+    /// Starts a flight in the place of one whose owner holds a dead lease; somebody may have been faster. If the store
+    /// leaves the operation to that owner its flight is back when this one ends.
     pub(crate) fn replace(self: &Arc<Self>, operation: &Operation, dead: &Arc<Flight>) -> Option<Leader> {
         let mut shard = self.shard(operation.id()).lock();
-        match shard.get(operation.id()) {
-            Some(flight) if !Arc::ptr_eq(flight, dead) => None,
-            _ => Some(self.start(&mut shard, operation)),
+        match shard.flights.get(operation.id()) {
+            Some(flight) if !Arc::ptr_eq(flight, dead) => return None,
+            Some(_) => shard.displaced.push((operation.id().clone(), dead.clone())),
+            None => {}
         }
+        Some(self.start(&mut shard, operation))
     }
 
     fn start(self: &Arc<Self>, shard: &mut Shard, operation: &Operation) -> Leader {
@@ -105,14 +126,16 @@ impl Flights {
             phase: watch::Sender::new(Phase::Claiming),
             successor_taken: AtomicBool::new(false),
         });
-        shard.insert(operation.id().clone(), flight.clone());
+        shard.flights.insert(operation.id().clone(), flight.clone());
         Leader { table: self.clone(), id: operation.id().clone(), flight, ended: false }
     }
 
     /// Visits what is being worked on, one shard at a time.
     pub(crate) fn for_each_live(&self, mut visit: impl FnMut(&Arc<Live>)) {
         for shard in &self.shards {
-            for flight in shard.lock().values() {
+            let shard = shard.lock();
+            let displaced = shard.displaced.iter().map(|(_, flight)| flight);
+            for flight in shard.flights.values().chain(displaced) {
                 if let Phase::Working(live) = &*flight.phase.borrow() {
                     visit(live);
                 }
@@ -122,8 +145,16 @@ impl Flights {
 
     fn remove(&self, id: &OperationId, flight: &Arc<Flight>) {
         let mut shard = self.shard(id).lock();
-        if shard.get(id).is_some_and(|current| Arc::ptr_eq(current, flight)) {
-            shard.remove(id);
+        if !shard.flights.get(id).is_some_and(|current| Arc::ptr_eq(current, flight)) {
+            shard.displaced.retain(|(_, displaced)| !Arc::ptr_eq(displaced, flight));
+            return;
+        }
+        match shard.displaced.iter().rposition(|(of, _)| of == id) {
+            Some(at) => {
+                let (id, flight) = shard.displaced.swap_remove(at);
+                shard.flights.insert(id, flight);
+            }
+            None => drop(shard.flights.remove(id)),
         }
     }
 
@@ -143,6 +174,17 @@ impl Leader {
     /// The operation is this process's now.
     pub(crate) fn working(&self, live: Arc<Live>) {
         self.flight.phase.send_replace(Phase::Working(live));
+    }
+
+    /// Another process has it: followers need not wait for this leader to know.
+    pub(crate) fn elsewhere(&self, sighting: Sighting) {
+        self.flight.phase.send_if_modified(|phase| {
+            let first = matches!(phase, Phase::Claiming);
+            if first {
+                *phase = Phase::Elsewhere(sighting);
+            }
+            first
+        });
     }
 
     /// Ends the flight: new arrivals start afresh, then followers are told.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use onlyonce_core::{Clock, MemoryStore, Operation, Reply, Store};
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
+use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use crate::builder::Builder;
@@ -18,6 +18,7 @@ use crate::execution::{Completed, Context, Execution};
 use crate::flight::Flights;
 use crate::outcome::{Begin, Cause, EngineError, Failure, Outcome};
 use crate::policy::{InvalidPolicy, Limits, Policy};
+use crate::slots::{Slot, Slots};
 use crate::store_calls::Contact;
 
 /// The engine: one store, one policy. Cheap to clone; clones, and handles with another policy, share the in-flight
@@ -37,11 +38,14 @@ pub(crate) struct Shared {
     pub(crate) flights: Arc<Flights>,
     pub(crate) cache: ReplayCache,
     pub(crate) counters: Counters,
-    pub(crate) slots: Arc<Semaphore>,
+    pub(crate) slots: Arc<Slots>,
     pub(crate) waiting: AtomicUsize,
-    pub(crate) background_releases: Arc<Semaphore>,
+    pub(crate) background_releases: Arc<Slots>,
+    // Those of them that no store has answered yet.
+    pub(crate) unanswered_releases: Arc<Slots>,
     pub(crate) contact: Mutex<Contact>,
     pub(crate) shortest_lease_ms: AtomicU64,
+    pub(crate) heartbeat_wake: Arc<Notify>,
     pub(crate) closing: AtomicBool,
 }
 
@@ -87,7 +91,10 @@ impl Idempotency {
     /// [`InvalidPolicy`].
     pub fn with_policy(&self, policy: Policy) -> Result<Self, InvalidPolicy> {
         policy.check()?;
-        self.shared.shortest_lease_ms.fetch_min(policy.lease.as_millis() as u64, Ordering::Relaxed);
+        let lease_ms = policy.lease.as_millis() as u64;
+        if self.shared.shortest_lease_ms.fetch_min(lease_ms, Ordering::Relaxed) > lease_ms {
+            self.shared.heartbeat_wake.notify_one();
+        }
         Ok(Self { shared: self.shared.clone(), policy: Arc::new(policy) })
     }
 
@@ -98,8 +105,7 @@ impl Idempotency {
 
     /// Operations claimed or running in this process.
     pub fn in_flight(&self) -> usize {
-        self.shared.limits.max_in_flight
-            - self.shared.slots.available_permits().min(self.shared.limits.max_in_flight)
+        self.shared.slots.taken()
     }
 
     /// Forgets a reply kept in memory, after an operator changed its record.
@@ -146,24 +152,29 @@ impl Idempotency {
                 Err(outcome) => return Ok(outcome),
             };
             // A task within the task, so that a panic is a value here and the execution is ended in order.
-            let work = tokio::spawn(work(execution.context().clone()));
+            let context = execution.context().clone();
+            let work = tokio::spawn(async move { work(context).await });
             let result = work.await.unwrap_or_else(|panicked| Err(Failure::unknown(panicked)));
             Ok(this.end(execution, result).await)
         });
         match timeout(self.policy.wait + self.policy.work_timeout, task).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(stopped)) if stopped.is_panic() => std::panic::resume_unwind(stopped.into_panic()),
-            Ok(Err(_)) => Err(EngineError::ShuttingDown),
+            // Its runtime went away under it: nobody knows how far it came.
+            Ok(Err(stopped)) => Ok(self.unknown(stopped.into())),
             Err(_) => Ok(self.unknown(self.timed_out())),
         }
     }
 
-    /// Stops beginning operations, then waits for those in flight, at most `patience`. Returns how many are left: they
-    /// keep their leases.
+    /// Stops beginning operations, then waits for those in flight, and until the store has heard of every claim that
+    /// is to be released, at most `patience`. Returns how many operations are left: they keep their leases.
     pub async fn shutdown(&self, patience: Duration) -> usize {
-        self.shared.closing.store(true, Ordering::Release);
-        let all = u32::try_from(self.shared.limits.max_in_flight).unwrap_or(u32::MAX);
-        let _ = timeout(patience, self.shared.slots.acquire_many(all)).await;
+        self.shared.closing.store(true, Ordering::SeqCst);
+        let quiet = async {
+            self.shared.slots.idle().await;
+            self.shared.unanswered_releases.idle().await;
+        };
+        let _ = timeout(patience, quiet).await;
         self.in_flight()
     }
 
@@ -205,6 +216,18 @@ impl Idempotency {
 
     fn timed_out(&self) -> Cause {
         format!("the work took longer than {:?}", self.policy.work_timeout).into()
+    }
+}
+
+impl Shared {
+    /// A place in flight, or why there is none.
+    pub(crate) fn take_slot(&self) -> Result<Slot, EngineError> {
+        let slot = self.slots.take();
+        // Looked at after the slot is taken: either shutdown waits for the slot, or its mark is seen here.
+        if self.closing.load(Ordering::SeqCst) {
+            return Err(EngineError::ShuttingDown);
+        }
+        slot.ok_or(EngineError::Overloaded)
     }
 }
 

@@ -40,6 +40,7 @@ mod idempotency;
 mod outcome;
 mod policy;
 mod random;
+mod slots;
 mod store_calls;
 
 pub use builder::Builder;

@@ -3,49 +3,105 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use onlyonce_core::{ClaimOutcome, ClaimRequest, LeaseToken, Operation, StoreError, StoreErrorKind};
+use onlyonce_core::{
+    ClaimOutcome, ClaimRequest, Fingerprint, Key, LeaseToken, Operation, Scope, StoreError, StoreErrorKind,
+};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::counters::add;
 use crate::idempotency::Shared;
+use crate::policy::Policy;
+use crate::random;
 
 /// Releases under way in the background at once; past it a claim that nobody can answer for is left to its lease.
 pub(crate) const BACKGROUND_RELEASES_MAX: usize = 1024;
 
-impl Shared {
-    /// Claims within the store timeout. A lost answer is asked for again with the same token; one that stays lost,
-    /// because of errors or because the caller went away, is released in the background.
-    pub(crate) async fn claim(
-        self: &Arc<Self>,
-        operation: &Operation,
-        request: &ClaimRequest,
-    ) -> Result<ClaimOutcome, StoreError> {
-        let mut sent = SentClaim { shared: self, operation, request, answered: false };
-        let end = Instant::now() + self.limits.store_timeout;
+/// How long a claim that was sent may take to arrive.
+const LANDING_MAX: Duration = Duration::from_secs(60);
+
+/// The claim of one `begin`, under one token however often it is sent. Dropped while it may be held, because its
+/// answer stayed lost, came too late or was not waited for, it is released in the background.
+pub(crate) struct Claim<'a> {
+    shared: &'a Arc<Shared>,
+    operation: &'a Operation,
+    policy: &'a Policy,
+    token: LeaseToken,
+    // Some try of it may still arrive at the store.
+    adrift: bool,
+    may_be_held: bool,
+}
+
+impl<'a> Claim<'a> {
+    pub(crate) fn new(shared: &'a Arc<Shared>, operation: &'a Operation, policy: &'a Policy) -> Self {
+        Self { shared, operation, policy, token: random::token(), adrift: false, may_be_held: false }
+    }
+
+    /// Sends it, within the store timeout; where the answer is lost, once more and again, with the same token. Returns
+    /// the answer and the instant before the try that got it was sent.
+    pub(crate) async fn send(&mut self) -> Result<(ClaimOutcome, Duration), StoreError> {
+        let shared = self.shared;
+        let end = Instant::now() + shared.limits.store_timeout;
+        let mut pause = Duration::from_millis(5);
         let mut first = true;
         loop {
-            add(&self.counters.claims);
+            add(&shared.counters.claims);
+            let sent_at = shared.clock.boot();
+            let request = self.request(sent_at);
             let left = end.saturating_duration_since(Instant::now());
             // The first try leaves time for a second one.
             let patience = if first { left / 2 } else { left };
-            let answer = self.bounded("claim", patience, self.store.claim(operation, request)).await;
-            match answer {
+            first = false;
+            self.may_be_held = true;
+            let call = shared.store.claim(self.operation, &request);
+            let error = match shared.bounded("claim", patience, call).await {
                 Ok(outcome) => {
-                    sent.answered = true;
-                    return Ok(outcome);
+                    self.may_be_held = self.adrift || matches!(outcome, ClaimOutcome::Acquired(_));
+                    return Ok((outcome, sent_at));
                 }
-                Err(error) if error.may_have_applied() && Instant::now() < end => first = false,
-                Err(error) => {
-                    // Surely not applied: nothing to clean up after.
-                    sent.answered = !error.may_have_applied();
-                    return Err(error);
-                }
+                Err(error) => error,
+            };
+            self.adrift |= error.may_have_applied();
+            self.may_be_held = self.adrift;
+            // Surely not applied is an answer; but not for a try before this one.
+            let ask_again = error.may_have_applied() || (self.adrift && error.retryable());
+            if !ask_again || Instant::now() + pause >= end {
+                return Err(error);
             }
+            sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_millis(100));
         }
     }
 
+    /// An execution answers for it from here on.
+    pub(crate) fn hand_over(mut self) {
+        self.may_be_held = false;
+    }
+
+    fn request(&self, now: Duration) -> ClaimRequest {
+        let policy = self.policy;
+        ClaimRequest {
+            token: self.token,
+            lease: policy.lease,
+            retention: policy.retention,
+            on_lease_end: policy.on_lease_end,
+            takeover_now: self.shared.may_take_over(policy.lease, now),
+            max_attempts: policy.max_attempts,
+        }
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        if self.may_be_held {
+            self.shared.release_in_background(self.operation, self.token, self.policy.lease);
+        }
+    }
+}
+
+impl Shared {
     /// Repeats a call that is safe to repeat until it succeeds, fails for good, or `until` has passed (by the boot
     /// clock). `until` is asked again each time, for renewals move it.
     pub(crate) async fn persist<T, Fut: Future<Output = Result<T, StoreError>>>(
@@ -82,12 +138,40 @@ impl Shared {
                 .ambiguous()),
         };
         if self.network {
-            self.contact.lock().note(result.is_ok(), self.clock.boot());
+            let answered = result.as_ref().err().is_none_or(is_an_answer);
+            self.contact.lock().note(answered, self.clock.boot(), self.silence_max());
         }
         result.inspect_err(|error| {
             add(&self.counters.store_errors);
             tracing::debug!(error = %error, what, "store call failed");
         })
+    }
+
+    /// Whether this process may take over from an owner on a lease as long as this: over a network only when its own
+    /// contact has been unbroken for so long, for an owner cut off by the same outage goes first.
+    fn may_take_over(&self, lease: Duration, now: Duration) -> bool {
+        !self.network || self.contact.lock().unbroken_for(lease, now, self.silence_max())
+    }
+
+    // An owner that renews at a third of its lease has more than this left when an outage begins.
+    fn silence_max(&self) -> Duration {
+        Duration::from_millis(self.shortest_lease_ms.load(Ordering::Relaxed) / 2)
+    }
+
+    /// Keeps up the contact of an idle process with a network store: asks for the release of what nobody holds.
+    pub(crate) fn probe_in_background(self: &Arc<Self>) {
+        let interval = self.silence_max() / 3;
+        if !self.network || !self.contact.lock().take_probe(self.clock.boot(), interval) {
+            return;
+        }
+        let shared = self.clone();
+        tokio::spawn(async move {
+            let key = Key::new("onlyonce contact probe").expect("a valid key");
+            let nothing = Operation::new(Scope::anonymous(), key, Fingerprint::of(""));
+            let call = shared.store.release(&nothing, random::token());
+            // Its outcome is noted on the way.
+            let _ = shared.bounded("release", shared.limits.store_timeout, call).await;
+        });
     }
 
     /// Keeps sending `release` for a claim that may be held and that nobody works on, for as long as it could land.
@@ -98,20 +182,26 @@ impl Shared {
         lease: Duration,
     ) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        let Ok(slot) = self.background_releases.clone().try_acquire_owned() else { return };
+        let Some(slot) = self.background_releases.take() else {
+            tracing::warn!("too many releases under way: a claim is left to its lease");
+            return;
+        };
+        let mut unanswered = self.unanswered_releases.take();
         let (shared, operation) = (self.clone(), operation.clone());
         runtime.spawn(async move {
             let _slot = slot;
-            let end = Instant::now() + lease;
+            let begun = Instant::now();
+            let end = begun + lease;
             let mut pause = Duration::from_millis(20);
             while Instant::now() < end {
                 let call = shared.store.release(&operation, token);
-                use onlyonce_core::ReleaseOutcome::{Applied, Fenced};
-                // Absent is no end: the claim may still be on its way.
-                if let Ok(Applied | Fenced) =
-                    shared.bounded("release", shared.limits.store_timeout, call).await
-                {
-                    return;
+                use onlyonce_core::ReleaseOutcome::{Absent, Applied, Fenced};
+                match shared.bounded("release", shared.limits.store_timeout, call).await {
+                    Ok(Applied | Fenced) => return,
+                    // No end: the claim may still be on its way, though not for ever.
+                    Ok(Absent) if begun.elapsed() > LANDING_MAX => return,
+                    Ok(Absent) => drop(unanswered.take()),
+                    Err(_) => {}
                 }
                 sleep(pause).await;
                 pause = (pause * 2).min(Duration::from_secs(1));
@@ -120,39 +210,50 @@ impl Shared {
     }
 }
 
-/// Stands while a claim is under way: dropped unanswered, the claim is released.
-struct SentClaim<'a> {
-    shared: &'a Arc<Shared>,
-    operation: &'a Operation,
-    request: &'a ClaimRequest,
-    answered: bool,
+/// Whether the store itself was reached, and said no.
+fn is_an_answer(error: &StoreError) -> bool {
+    use StoreErrorKind::{Conflict, Full, Unreadable};
+    !error.may_have_applied() && matches!(error.kind(), Conflict | Full | Unreadable)
 }
 
-impl Drop for SentClaim<'_> {
-    fn drop(&mut self) {
-        if !self.answered {
-            self.shared.release_in_background(self.operation, self.request.token, self.request.lease);
-        }
-    }
-}
-
-/// Since when the contact with a network store is unbroken. Start-up counts as a break.
+/// Since when the contact with a network store is unbroken. Start-up counts as a break, and so does silence: an outage
+/// that nobody here noticed may have kept an owner from renewing.
 #[derive(Debug)]
 pub(crate) struct Contact {
     unbroken_since: Option<Duration>,
+    last_answer: Duration,
+    next_probe: Duration,
 }
 
 impl Contact {
     pub(crate) fn new() -> Self {
-        Self { unbroken_since: None }
+        Self { unbroken_since: None, last_answer: Duration::ZERO, next_probe: Duration::ZERO }
     }
 
-    fn note(&mut self, ok: bool, now: Duration) {
-        self.unbroken_since = if ok { self.unbroken_since.or(Some(now)) } else { None };
+    fn note(&mut self, answered: bool, now: Duration, silence_max: Duration) {
+        let silent = now.saturating_sub(self.last_answer) > silence_max;
+        self.unbroken_since = match (answered, self.unbroken_since) {
+            (true, Some(since)) if !silent => Some(since),
+            (true, _) => Some(now),
+            (false, _) => None,
+        };
+        if answered {
+            self.last_answer = now;
+        }
     }
 
-    pub(crate) fn unbroken_for(&self, lease: Duration, now: Duration) -> bool {
-        self.unbroken_since.is_some_and(|since| now.saturating_sub(since) >= lease)
+    fn unbroken_for(&self, lease: Duration, now: Duration, silence_max: Duration) -> bool {
+        now.saturating_sub(self.last_answer) <= silence_max
+            && self.unbroken_since.is_some_and(|since| now.saturating_sub(since) >= lease)
+    }
+
+    /// Whether it is time for a call that has no other purpose; true once in so often.
+    fn take_probe(&mut self, now: Duration, interval: Duration) -> bool {
+        let due = now >= self.next_probe && now.saturating_sub(self.last_answer) >= interval;
+        if due {
+            self.next_probe = now + interval;
+        }
+        due
     }
 }
 
@@ -164,13 +265,41 @@ mod tests {
     fn contact_counts_from_the_first_answer_after_a_break() {
         let secs = Duration::from_secs;
         let mut contact = Contact::new();
-        assert!(!contact.unbroken_for(secs(0), secs(1000)));
-        contact.note(true, secs(10));
-        contact.note(true, secs(20));
-        assert!(contact.unbroken_for(secs(30), secs(40)));
-        contact.note(false, secs(41));
-        contact.note(true, secs(42));
-        assert!(!contact.unbroken_for(secs(30), secs(71)));
-        assert!(contact.unbroken_for(secs(30), secs(72)));
+        assert!(!contact.unbroken_for(secs(0), secs(1000), secs(15)));
+        for now in [10, 20, 30, 40] {
+            contact.note(true, secs(now), secs(15));
+        }
+        assert!(!contact.unbroken_for(secs(31), secs(40), secs(15)));
+        assert!(contact.unbroken_for(secs(30), secs(40), secs(15)));
+        contact.note(false, secs(41), secs(15));
+        for now in [42, 52, 62, 71] {
+            contact.note(true, secs(now), secs(15));
+        }
+        assert!(!contact.unbroken_for(secs(30), secs(71), secs(15)));
+        assert!(contact.unbroken_for(secs(30), secs(72), secs(15)));
+    }
+
+    #[test]
+    fn silence_is_a_break_of_contact() {
+        let secs = Duration::from_secs;
+        let mut contact = Contact::new();
+        for now in [10, 20, 30, 40] {
+            contact.note(true, secs(now), secs(15));
+        }
+        assert!(contact.unbroken_for(secs(30), secs(55), secs(15)));
+        assert!(!contact.unbroken_for(secs(30), secs(56), secs(15)));
+        contact.note(true, secs(56), secs(15));
+        assert!(!contact.unbroken_for(secs(30), secs(56), secs(15)));
+    }
+
+    #[test]
+    fn a_probe_is_due_after_silence_and_once_in_so_often() {
+        let secs = Duration::from_secs;
+        let mut contact = Contact::new();
+        contact.note(true, secs(10), secs(15));
+        assert!(!contact.take_probe(secs(14), secs(5)));
+        assert!(contact.take_probe(secs(15), secs(5)));
+        assert!(!contact.take_probe(secs(19), secs(5)));
+        assert!(contact.take_probe(secs(20), secs(5)));
     }
 }
