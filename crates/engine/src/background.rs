@@ -49,8 +49,6 @@ async fn heartbeat(shared: Weak<Shared>, wake: Arc<Notify>) {
 }
 
 async fn purge(shared: Weak<Shared>, interval: Duration) {
-    // Longer is never, and sums with it must not overflow.
-    let interval = interval.min(Duration::from_secs(365 * 24 * 3600));
     let quarter_ms = (interval.as_millis() / 4) as u64;
     loop {
         // Jitter, so that the instances on one store do not purge in step.

@@ -16,6 +16,8 @@ use crate::policy::{InvalidPolicy, Limits, Policy};
 use crate::slots::Slots;
 use crate::store_calls::{BACKGROUND_RELEASES_MAX, Contact};
 
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// Collects policy and limits; see [`Policy`] and [`Limits`] for the defaults.
 #[must_use = "nothing is built before `build`"]
 #[derive(Debug)]
@@ -98,6 +100,9 @@ impl Builder {
         self.policy.check()?;
         let mut limits = self.limits;
         limits.max_in_flight = limits.max_in_flight.max(1);
+        // Longer is for ever, and sums with it must not overflow.
+        limits.store_timeout = limits.store_timeout.min(LONGEST);
+        limits.purge_interval = limits.purge_interval.min(LONGEST);
         let shared = Arc::new(Shared {
             network: self.store.capabilities().network,
             store: self.store,

@@ -1,0 +1,286 @@
+//! A store that refuses, forgets to answer, or hangs.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use common::*;
+use onlyonce_core::{MemoryStore, StoreErrorKind};
+use onlyonce_engine::{Begin, Completed, EngineError, Failure, Idempotency, Outcome};
+
+fn op() -> onlyonce_core::Operation {
+    operation("a", "x")
+}
+
+fn store_error(answer: Result<Begin, EngineError>) -> StoreErrorKind {
+    match answer {
+        Err(EngineError::Store(error)) => error.kind(),
+        other => panic!("no store error: {other:?}"),
+    }
+}
+
+/// A process whose store works, on the same records.
+fn other_process(store: &FaultyStore) -> Idempotency {
+    engine(&FaultyStore::onto(store.records())).build()
+}
+
+#[tokio::test]
+async fn a_refused_claim_is_an_error_and_nothing_is_held() {
+    let store = FaultyStore::new();
+    let idem = engine(&store).build();
+    for kind in [StoreErrorKind::Unavailable, StoreErrorKind::Full, StoreErrorKind::Unreadable] {
+        store.fail(Method::Claim, 1, Fault::Refuse(kind));
+        assert_eq!(store_error(idem.begin(&op()).await), kind);
+    }
+    assert_eq!((store.calls(Method::Claim), store.calls(Method::Release)), (3, 0));
+    assert!(store.records().is_empty());
+    assert_eq!(idem.in_flight(), 0);
+    acquire(&idem, &op()).await.complete(body("done")).await;
+}
+
+#[tokio::test]
+async fn a_claim_whose_answer_is_lost_is_asked_again_with_the_same_token() {
+    for fault in [Fault::LoseAnswer, Fault::LoseRequest, Fault::HangAfter, Fault::Hang] {
+        let store = FaultyStore::new();
+        let idem = engine(&store).store_timeout(secs(4)).build();
+        store.fail(Method::Claim, 1, fault);
+        let work = async |_: &_| Ok::<_, Failure>(body("done"));
+        assert!(matches!(idem.run(&op(), work).await.unwrap(), Outcome::Ran(_)));
+        let tokens = store.claim_tokens();
+        assert_eq!(tokens.len(), 2, "{fault:?}");
+        assert_eq!(tokens[0], tokens[1], "{fault:?}");
+        assert_eq!(store.calls(Method::Release), 0, "{fault:?}");
+    }
+}
+
+#[tokio::test]
+async fn every_begin_has_a_token_of_its_own() {
+    let store = FaultyStore::new();
+    let idem = engine(&store).build();
+    for _ in 0..20 {
+        acquire(&idem, &op()).await.release().await;
+    }
+    let mut tokens: Vec<_> = store.claim_tokens().iter().map(|token| *token.as_bytes()).collect();
+    tokens.sort_unstable();
+    tokens.dedup();
+    assert_eq!(tokens.len(), 20);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_whose_answer_stays_lost_is_an_error_and_released_in_the_background() {
+    for fault in [Fault::LoseAnswer, Fault::HangAfter] {
+        let store = FaultyStore::new();
+        let idem = engine(&store).hold().store_timeout(ms(400)).build();
+        store.break_down(Method::Claim, fault);
+        store.fail(Method::Release, 3, Fault::Refuse(StoreErrorKind::Unavailable));
+        store_error(idem.begin(&op()).await);
+        assert!(store.calls(Method::Claim) >= 2);
+        assert!(store.calls(Method::Claim) < 100, "it pauses between tries");
+        // Well before its lease of 30 s, and as a first attempt: nothing ever ran.
+        eventually("released", || store.records().is_empty()).await;
+        let execution = acquire(&other_process(&store), &op()).await;
+        assert_eq!(execution.attempt(), 1);
+        execution.complete(body("done")).await;
+        all_given_back(&idem).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_answer_is_not_forgotten_for_a_refusal_after_it() {
+    let store = FaultyStore::new();
+    let idem = engine(&store).hold().store_timeout(ms(600)).build();
+    store.fail(Method::Claim, 1, Fault::HangAfter);
+    let asking = tokio::spawn({
+        let idem = idem.clone();
+        async move { store_error(idem.begin(&op()).await) }
+    });
+    eventually("claimed", || store.records().len() == 1).await;
+    store.break_down(Method::Claim, Fault::Refuse(StoreErrorKind::Unavailable));
+    assert_eq!(asking.await.unwrap(), StoreErrorKind::Unavailable);
+    eventually("released", || store.records().is_empty()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_arrives_after_all_is_released() {
+    let store = FaultyStore::new();
+    let idem = engine(&store).hold().store_timeout(ms(200)).build();
+    // Lost on the way; the first releases find nothing.
+    store.break_down(Method::Claim, Fault::LoseRequest);
+    store_error(idem.begin(&op()).await);
+    eventually("releases", || store.calls(Method::Release) >= 2).await;
+    let token = store.claim_tokens()[0];
+    let late = onlyonce_core::ClaimRequest {
+        token,
+        lease: secs(30),
+        retention: secs(60),
+        on_lease_end: onlyonce_core::OnLeaseEnd::Hold,
+        takeover_now: true,
+        max_attempts: 5,
+    };
+    onlyonce_core::Store::claim(store.records(), &op(), &late).await.unwrap();
+    assert_eq!(store.records().len(), 1);
+    eventually("released", || store.records().is_empty()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_that_leaves_in_the_middle_of_its_claim_leaves_nothing_held() {
+    for fault in [Fault::HangAfter, Fault::LateAnswer(ms(500))] {
+        let store = FaultyStore::new();
+        let idem = engine(&store).hold().store_timeout(PATIENCE).build();
+        store.break_down(Method::Claim, fault);
+        let caller = tokio::spawn({
+            let idem = idem.clone();
+            async move { idem.begin(&op()).await.map(drop) }
+        });
+        eventually("claimed", || store.records().len() == 1).await;
+        // Its followers ask for themselves.
+        let follower = tokio::spawn({
+            let idem = idem.clone();
+            async move { idem.begin(&op()).await.unwrap() }
+        });
+        store.heal();
+        caller.abort();
+        let answer = follower.await.unwrap();
+        assert!(is_in_progress(&answer) || matches!(answer, Begin::Acquired(_)), "{answer:?}");
+        if let Begin::Acquired(execution) = answer {
+            execution.release().await;
+        }
+        eventually("released", || store.records().is_empty()).await;
+        all_given_back(&idem).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_store_that_hangs_is_an_error_for_the_leader_and_its_followers() {
+    let store = FaultyStore::new();
+    let idem = engine(&store).store_timeout(ms(400)).wait(secs(3600)).build();
+    store.break_all(Fault::Hang);
+    let asking: Vec<_> = (0..100)
+        .map(|_| {
+            let idem = idem.clone();
+            tokio::spawn(async move { store_error(idem.begin(&op()).await) })
+        })
+        .collect();
+    for one in asking {
+        // Not the caller's own wait of an hour.
+        let kind = tokio::time::timeout(PATIENCE, one).await.expect("bounded by the store timeout");
+        assert_eq!(kind.unwrap(), StoreErrorKind::Timeout);
+    }
+    all_given_back(&idem).await;
+    assert!(store.calls(Method::Claim) < 100, "the crowd shared the claims of a few");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_completion_is_tried_until_the_store_is_back_and_the_lease_renewed() {
+    for fault in
+        [Fault::Refuse(StoreErrorKind::Unavailable), Fault::LoseRequest, Fault::Refuse(StoreErrorKind::Full)]
+    {
+        let store = FaultyStore::new();
+        let idem = brief(&store, secs(2)).build();
+        let execution = acquire(&idem, &op()).await;
+        store.break_down(Method::Complete, fault);
+        let completing = tokio::spawn(execution.complete(body("done")));
+        // Longer than the lease would have been.
+        eventually("renewed meanwhile", || idem.counts().renewals >= 4).await;
+        assert!(store.calls(Method::Complete) > 3);
+        assert!(is_in_progress(&other_process(&store).begin(&op()).await.unwrap()));
+        store.heal();
+        assert!(matches!(completing.await.unwrap(), Completed::Recorded(_)), "{fault:?}");
+        assert_eq!(replayed(&other_process(&store).begin(&op()).await.unwrap()), b"done");
+        all_given_back(&idem).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_completion_that_fails_for_good_is_not_recorded_and_leaves_the_lease() {
+    let store = FaultyStore::new();
+    let idem = engine(&store).hold().build();
+    store.break_down(Method::Complete, Fault::Refuse(StoreErrorKind::Internal));
+    let work = async |_: &_| Ok::<_, Failure>(body("done"));
+    match idem.run(&op(), work).await.unwrap() {
+        Outcome::NotRecorded { reply, error: EngineError::Store(error) } => {
+            assert_eq!((reply, error.kind()), (body("done"), StoreErrorKind::Internal));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!((store.calls(Method::Complete), idem.counts().not_recorded), (1, 1));
+    for idem in [&idem, &other_process(&store)] {
+        assert!(is_in_progress(&idem.begin(&op()).await.unwrap()), "held until the lease ends");
+    }
+    assert_eq!(store.calls(Method::Release), 0);
+    all_given_back(&idem).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_stays_away_ends_the_tries_with_the_lease() {
+    for fault in [Fault::Refuse(StoreErrorKind::Unavailable), Fault::Hang] {
+        let store = FaultyStore::new();
+        let idem = brief(&store, ms(600)).store_timeout(ms(200)).build();
+        let execution = acquire(&idem, &op()).await;
+        store.break_all(fault);
+        let ended = tokio::time::timeout(PATIENCE, execution.complete(body("done"))).await;
+        assert!(matches!(ended.expect("bounded"), Completed::NotRecorded(_)), "{fault:?}");
+        all_given_back(&idem).await;
+        store.heal();
+        let other = other_process(&store);
+        match begin_until(&other, &op(), |begin| matches!(begin, Begin::Acquired(_))).await {
+            Begin::Acquired(execution) => assert_eq!(execution.attempt(), 2),
+            _ => unreachable!("waited for"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_that_fails_goes_on_in_the_background() {
+    let store = FaultyStore::new();
+    let idem = engine(&store).hold().build();
+    // It fails for good as far as the caller waits for it.
+    let execution = acquire(&idem, &op()).await;
+    store.fail(Method::Release, 2, Fault::Refuse(StoreErrorKind::Internal));
+    execution.release().await;
+    eventually("released", || store.records().is_empty()).await;
+    // Its caller goes away.
+    let execution = acquire(&idem, &op()).await;
+    store.fail(Method::Release, 1, Fault::Hang);
+    let releases = store.calls(Method::Release);
+    let releasing = tokio::spawn(execution.release());
+    eventually("releasing", || store.calls(Method::Release) > releases).await;
+    releasing.abort();
+    eventually("released", || store.records().is_empty()).await;
+    all_given_back(&idem).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unknown_end_that_cannot_be_marked_is_unknown_when_its_lease_ends() {
+    let store = FaultyStore::new();
+    let idem = brief(&store, ms(500)).hold().build();
+    let execution = acquire(&idem, &op()).await;
+    store.break_down(Method::MarkUnknown, Fault::Refuse(StoreErrorKind::Unavailable));
+    tokio::time::timeout(PATIENCE, execution.unknown()).await.expect("bounded by the lease");
+    all_given_back(&idem).await;
+    begin_until(&other_process(&store), &op(), |begin| matches!(begin, Begin::Unknown { .. })).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_that_cannot_be_read_does_not_stop_takeovers_of_others() {
+    let records = MemoryStore::new();
+    let store = FaultyStore::over_network(&records);
+    let lease = ms(1000);
+    let owner = brief(&FaultyStore::over_network(&records), lease).build();
+    drop(acquire(&owner, &op()).await);
+    drop(owner);
+    let idem = brief(&store, lease).build();
+    // A client that asks for a poisoned key, again and again.
+    let asking = async {
+        loop {
+            store.fail(Method::Claim, 1, Fault::Refuse(StoreErrorKind::Unreadable));
+            let _ = idem.begin(&operation("poisoned", "x")).await.map(drop);
+            match idem.begin(&op()).await.unwrap() {
+                Begin::Acquired(execution) => return execution,
+                _ => tokio::time::sleep(ms(50)).await,
+            }
+        }
+    };
+    let execution = tokio::time::timeout(PATIENCE, asking).await.expect("a takeover");
+    assert_eq!(execution.attempt(), 2);
+    execution.release().await;
+}
