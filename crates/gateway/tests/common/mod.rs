@@ -2,10 +2,14 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::body::Incoming;
-use onlyonce_gateway::{Drained, GatewayOptions, ProxyService, serve};
+use onlyonce_core::Store;
+use onlyonce_engine::Builder;
+use onlyonce_gateway::{Drained, GatewayOptions, ProxyService, engine, run, serve};
+use onlyonce_http::IdempotencyLayer;
 use testkit::{Client, within};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -31,6 +35,26 @@ impl Gateway {
         let serving = tokio::spawn(async move {
             let service = ProxyService::<Incoming>::new(&options);
             serve(listener, service, &options, async { drop(stopped.await) }).await
+        });
+        Self { addr, stop: Some(stop), serving }
+    }
+
+    /// The whole gateway, on this store.
+    pub(crate) async fn guarded(
+        upstream: &str,
+        store: Arc<dyn Store>,
+        change: impl FnOnce(&mut GatewayOptions),
+        build: impl FnOnce(Builder) -> Builder,
+    ) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let mut options = GatewayOptions::new(addr, upstream.parse().unwrap());
+        change(&mut options);
+        let idem = build(engine(store, &options)).build();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serving = tokio::spawn(async move {
+            let layer = IdempotencyLayer::new(&idem);
+            run(listener, &options, &idem, &layer, async { drop(stopped.await) }).await
         });
         Self { addr, stop: Some(stop), serving }
     }

@@ -1,0 +1,305 @@
+//! H9, H24, H25 and H26 through the whole gateway, on memory and on SQLite: what runs once, what a failing upstream
+//! means, and what a shutdown leaves.
+
+#![allow(clippy::unwrap_used, reason = "a failing test says where")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::Gateway;
+use onlyonce_core::{MemoryStore, Store};
+use onlyonce_gateway::Drained;
+use onlyonce_store_sqlite::SqliteStore;
+use tempfile::TempDir;
+use testkit::{
+    Answer, ClientResponse, RawConnection, RawUpstream, Upstream, free_addr, wait_for, wait_until,
+};
+
+/// Both stores; the folder lives as long as the test.
+async fn stores() -> ([(&'static str, Arc<dyn Store>); 2], TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let sqlite = SqliteStore::open(dir.path().join("keys.db")).await.unwrap();
+    ([("memory", Arc::new(MemoryStore::new())), ("sqlite", Arc::new(sqlite))], dir)
+}
+
+async fn pay(gateway: &Gateway, key: &str) -> ClientResponse {
+    gateway.client().post("/pay").key(key).body("amount=100").send().await.unwrap()
+}
+
+fn replayed(response: &ClientResponse) -> bool {
+    response.header("idempotency-replayed") == Some("true")
+}
+
+#[tokio::test]
+async fn a_keyed_request_runs_once_and_the_key_and_attempt_go_on() {
+    let (stores, _dir) = stores().await;
+    for (name, store) in stores {
+        let upstream = Upstream::start(|seen| Answer::new(201, format!("charge {}", seen.number))).await;
+        let gateway = Gateway::guarded(&upstream.url(), store, |_| {}, |b| b).await;
+        for client in [gateway.client(), gateway.h2c()] {
+            for round in 0..3 {
+                let request =
+                    client.post("/pay").key("k1").header("idempotency-attempt", "77").body("amount=100");
+                let response = request.send().await.unwrap();
+                assert_eq!((response.status, response.text()), (201, "charge 1"), "{name} {round}");
+            }
+        }
+        assert_eq!(upstream.count(), 1, "{name}");
+        let seen = upstream.last();
+        assert_eq!(seen.header_all("idempotency-key"), ["k1"]);
+        assert_eq!(seen.header_all("idempotency-attempt"), ["1"]);
+        assert_eq!((&seen.body[..], seen.header("x-forwarded-for")), (&b"amount=100"[..], Some("127.0.0.1")));
+        assert!(replayed(&pay(&gateway, "k1").await), "{name}");
+        assert!(!replayed(&pay(&gateway, "k2").await), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn copies_at_once_run_once_and_get_one_body() {
+    let (stores, _dir) = stores().await;
+    for (name, store) in stores {
+        let upstream = Upstream::start(|seen| {
+            Answer::new(201, format!("charge {}", seen.number)).delay(Duration::from_millis(20))
+        })
+        .await;
+        let gateway =
+            Gateway::guarded(&upstream.url(), store, |_| {}, |b| b.wait(Duration::from_secs(20))).await;
+        for round in 1..=5usize {
+            let key = format!("k{round}");
+            let copies = (0..20).map(|_| {
+                let request = gateway.client().post("/pay").key(&key).body("x");
+                tokio::spawn(request.send())
+            });
+            for copy in copies.collect::<Vec<_>>() {
+                let response = copy.await.unwrap().unwrap();
+                assert_eq!(
+                    (response.status, response.text()),
+                    (201, format!("charge {round}").as_str()),
+                    "{name}"
+                );
+            }
+            assert_eq!(upstream.count(), round, "{name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_upstream_that_is_not_there_frees_the_key() {
+    let (stores, _dir) = stores().await;
+    for (name, store) in stores {
+        let addr = free_addr();
+        let gateway = Gateway::guarded(&format!("http://{addr}"), store, |_| {}, |b| b).await;
+        for _ in 0..3 {
+            let response = pay(&gateway, "k").await;
+            assert_eq!((response.status, response.code().as_str()), (502, "upstream-unreachable"), "{name}");
+            assert_eq!(response.json()["retryable"], true);
+            assert!(response.header("retry-after").is_some());
+        }
+        let upstream = Upstream::options().start_on(addr, |_| Answer::new(201, "paid")).await;
+        let response = pay(&gateway, "k").await;
+        assert_eq!((response.status, response.text(), replayed(&response)), (201, "paid", false), "{name}");
+        assert!(replayed(&pay(&gateway, "k").await));
+        assert_eq!(upstream.count(), 1, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn no_whole_answer_is_unknown_and_held_until_resolved() {
+    let (stores, _dir) = stores().await;
+    for (name, store) in stores {
+        let upstream = Upstream::start(|seen| match seen.header("idempotency-key").unwrap() {
+            "reset" => Answer::reset(),
+            "hang" => Answer::hang(),
+            "cut" => Answer::cut_short(100, "part"),
+            _ => Answer::cut_chunked("part"),
+        })
+        .await;
+        let quick = |options: &mut onlyonce_gateway::GatewayOptions| {
+            options.upstream_timeout = Duration::from_millis(500)
+        };
+        for scheme in ["http", "h2c"] {
+            // Each scheme has its own keys, since both use one store.
+            let url = format!("{scheme}://{}", upstream.addr());
+            let gateway = Gateway::guarded(&url, store.clone(), quick, |b| b).await;
+            for key in ["reset", "hang", "cut", "cut-chunked"] {
+                let before = upstream.count();
+                let send = async || {
+                    let request = gateway.client().post(&format!("/{scheme}")).key(key);
+                    request.header("authorization", scheme).body("x").send().await.unwrap()
+                };
+                let first = send().await;
+                assert_eq!(
+                    (first.status, first.code().as_str()),
+                    (504, "outcome-unknown"),
+                    "{name} {url} {key}"
+                );
+                assert_eq!(first.json()["retryable"], false);
+                for _ in 0..2 {
+                    let retry = send().await;
+                    assert_eq!(
+                        (retry.status, retry.code().as_str()),
+                        (409, "outcome-unknown"),
+                        "{name} {url} {key}"
+                    );
+                }
+                assert_eq!(upstream.count(), before + 1, "{name} {url} {key}: it ran again");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn under_retry_the_next_attempt_runs_after_the_lease() {
+    let (stores, _dir) = stores().await;
+    for (name, store) in stores {
+        let upstream = Upstream::start(|seen| match seen.number {
+            1 => Answer::reset(),
+            _ => Answer::new(201, "paid"),
+        })
+        .await;
+        let lease = Duration::from_millis(400);
+        let take_over = onlyonce_core::OnLeaseEnd::TakeOver;
+        let build = |b: onlyonce_engine::Builder| b.lease(lease).on_lease_end(take_over);
+        let gateway = Gateway::guarded(&upstream.url(), store, |_| {}, build).await;
+        let first = pay(&gateway, "k").await;
+        assert_eq!((first.status, first.code().as_str()), (504, "outcome-unknown"), "{name}");
+        let response = wait_for("the lease is over", async || {
+            let response = pay(&gateway, "k").await;
+            (response.status == 201).then_some(response)
+        })
+        .await;
+        assert_eq!((response.text(), replayed(&response)), ("paid", false), "{name}");
+        assert_eq!(upstream.last().header("idempotency-attempt"), Some("2"), "{name}");
+        assert!(replayed(&pay(&gateway, "k").await), "{name}");
+        assert_eq!(upstream.count(), 2, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_error_of_the_upstream_is_passed_on_once_and_then_held() {
+    let (stores, _dir) = stores().await;
+    for (name, store) in stores {
+        let upstream = Upstream::start(|_| Answer::new(502, "from behind")).await;
+        let gateway = Gateway::guarded(&upstream.url(), store, |_| {}, |b| b).await;
+        let first = pay(&gateway, "k").await;
+        assert_eq!((first.status, first.text()), (502, "from behind"), "{name}");
+        let retry = pay(&gateway, "k").await;
+        assert_eq!((retry.status, retry.code().as_str()), (409, "outcome-unknown"), "{name}");
+        assert_eq!(upstream.count(), 1, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_changes_nothing() {
+    let (stores, _dir) = stores().await;
+    for (name, store) in stores {
+        let upstream = Upstream::start(|_| Answer::new(201, "paid").delay(Duration::from_millis(300))).await;
+        let gateway = Gateway::guarded(&upstream.url(), store, |_| {}, |b| b).await;
+        let mut client = RawConnection::open(gateway.addr).await;
+        let head = "POST /pay HTTP/1.1\r\nHost: h\r\nIdempotency-Key: k\r\nContent-Length: 10\r\n\r\n";
+        client.write(format!("{head}amount=100")).await;
+        wait_until("the request runs", || upstream.count() == 1).await;
+        client.reset();
+        let response = wait_for("the reply is recorded", async || {
+            let response = pay(&gateway, "k").await;
+            assert!(response.status == 201 || response.code() == "in-progress", "{name}: {response:?}");
+            (response.status == 201).then_some(response)
+        })
+        .await;
+        assert_eq!((response.text(), replayed(&response)), ("paid", true), "{name}");
+        assert_eq!(upstream.count(), 1, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn everything_else_passes_through_the_layer() {
+    let upstream = Upstream::start(|seen| match seen.path() {
+        "/sse" => Answer::sse(["1", "2"], Duration::from_millis(5)),
+        _ => Answer::ok(seen.body.len().to_string()),
+    })
+    .await;
+    let gateway = Gateway::guarded(&upstream.url(), Arc::new(MemoryStore::new()), |_| {}, |b| b).await;
+    let client = gateway.client();
+    assert_eq!(client.get("/sse").send().await.unwrap().text(), "data: 1\n\ndata: 2\n\n");
+    let put = |body: usize| client.request(http::Method::PUT, "/").key("k").body(vec![0; body]).send();
+    // Far past the limits of guarded bodies, and not stored: each one runs.
+    for round in 0..2 {
+        assert_eq!(put(5_000_000).await.unwrap().text(), "5000000", "{round}");
+    }
+    assert_eq!(upstream.last().header("idempotency-attempt"), None);
+    assert_eq!(upstream.count(), 3);
+    assert_eq!(client.post("/").body("x").send().await.unwrap().code(), "key-missing");
+    let raw = RawUpstream::start(|_, mut connection| async move {
+        connection.read_head().await;
+        connection
+            .write("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+            .await;
+        while let Some(bytes) = connection.read_exact(4).await {
+            connection.write(bytes).await;
+        }
+    })
+    .await;
+    let gateway = Gateway::guarded(&raw.url(), Arc::new(MemoryStore::new()), |_| {}, |b| b).await;
+    let mut client = RawConnection::open(gateway.addr).await;
+    client.write("GET / HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n").await;
+    assert!(client.read_head().await.unwrap().starts_with(b"HTTP/1.1 101"));
+    client.write("ping").await;
+    assert_eq!(client.read_exact(4).await.unwrap(), b"ping");
+}
+
+#[tokio::test]
+async fn a_body_too_large_is_refused_before_its_end_and_the_client_reads_why() {
+    let upstream = Upstream::start(|_| Answer::ok("")).await;
+    let gateway = Gateway::guarded(&upstream.url(), Arc::new(MemoryStore::new()), |_| {}, |b| b).await;
+    let mut client = RawConnection::open(gateway.addr).await;
+    let head = "POST /pay HTTP/1.1\r\nHost: h\r\nIdempotency-Key: k\r\nContent-Length: 3000000\r\n\r\n";
+    client.write(head).await;
+    // The client goes on sending: closing at once would reset the connection under the answer.
+    client.write(vec![b'x'; 3_000_000]).await;
+    let back = String::from_utf8(client.read_to_end().await).unwrap();
+    assert!(back.starts_with("HTTP/1.1 413") && back.contains("body-too-large"), "{back}");
+    assert_eq!(upstream.count(), 0);
+}
+
+#[tokio::test]
+async fn a_shutdown_waits_for_an_operation_whose_client_is_gone() {
+    let (stores, _dir) = stores().await;
+    for (name, store) in stores {
+        let upstream = Upstream::start(|_| Answer::new(201, "paid").delay(Duration::from_millis(500))).await;
+        let mut gateway = Gateway::guarded(&upstream.url(), store.clone(), |_| {}, |b| b).await;
+        let request = gateway.client().post("/pay").key("k").body("amount=100");
+        let running = tokio::spawn(request.send());
+        wait_until("the request runs", || upstream.count() == 1).await;
+        running.abort();
+        gateway.signal();
+        assert_eq!(gateway.drained().await, Drained::default(), "{name}");
+        let next = Gateway::guarded(&upstream.url(), store, |_| {}, |b| b).await;
+        let response = pay(&next, "k").await;
+        assert_eq!((response.text(), replayed(&response)), ("paid", true), "{name}");
+        assert_eq!(upstream.count(), 1, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn an_operation_that_outlives_the_shutdown_keeps_its_lease() {
+    let (stores, _dir) = stores().await;
+    for (name, store) in stores {
+        let upstream = Upstream::start(|_| Answer::hang()).await;
+        let quick = |options: &mut onlyonce_gateway::GatewayOptions| {
+            options.shutdown_timeout = Duration::from_millis(300)
+        };
+        let mut gateway = Gateway::guarded(&upstream.url(), store.clone(), quick, |b| b).await;
+        let request = gateway.client().post("/pay").key("k").body("amount=100");
+        let running = tokio::spawn(request.send());
+        wait_until("the request runs", || upstream.count() == 1).await;
+        gateway.signal();
+        assert_eq!(gateway.drained().await, Drained { connections_cut: 1, operations_left: 1 }, "{name}");
+        assert!(running.await.unwrap().is_err());
+        let next = Gateway::guarded(&upstream.url(), store, |_| {}, |b| b).await;
+        let response = pay(&next, "k").await;
+        assert_eq!((response.status, response.code().as_str()), (409, "in-progress"), "{name}");
+        assert_eq!(upstream.count(), 1, "{name}");
+    }
+}
