@@ -108,6 +108,11 @@ impl Idempotency {
         self.shared.slots.taken()
     }
 
+    /// Duplicates that wait in this process.
+    pub fn waiting(&self) -> usize {
+        self.shared.waiting.load(Ordering::Relaxed)
+    }
+
     /// Forgets a reply kept in memory, after an operator changed its record.
     pub fn forget_cached(&self, operation: &Operation) {
         self.shared.cache.forget(operation.id());
