@@ -215,7 +215,7 @@ impl Drop for UnsentRelease<'_> {
     fn drop(&mut self) {
         if !self.done {
             let Live { shared, operation, lease, .. } = &**self.live;
-            shared.release_in_background(operation, lease.token, lease.duration);
+            shared.release_in_background(operation, lease.token);
         }
     }
 }

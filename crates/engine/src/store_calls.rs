@@ -19,6 +19,9 @@ use crate::random;
 /// Releases under way in the background at once; past it a claim that nobody can answer for is left to its lease.
 pub(crate) const BACKGROUND_RELEASES_MAX: usize = 1024;
 
+/// How long the store may be away before a release is given up, and the engine with its last handle kept for it.
+const RELEASE_MAX: Duration = Duration::from_secs(3600);
+
 /// How long a claim that was sent may take to arrive.
 const LANDING_MAX: Duration = Duration::from_secs(60);
 
@@ -96,7 +99,7 @@ impl<'a> Claim<'a> {
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         if self.may_be_held {
-            self.shared.release_in_background(self.operation, self.token, self.policy.lease);
+            self.shared.release_in_background(self.operation, self.token);
         }
     }
 }
@@ -174,13 +177,8 @@ impl Shared {
         });
     }
 
-    /// Keeps sending `release` for a claim that may be held and that nobody works on, for as long as it could land.
-    pub(crate) fn release_in_background(
-        self: &Arc<Self>,
-        operation: &Operation,
-        token: LeaseToken,
-        lease: Duration,
-    ) {
+    /// Keeps sending `release` for a claim that may be held and that nobody works on, until the store has heard of it.
+    pub(crate) fn release_in_background(self: &Arc<Self>, operation: &Operation, token: LeaseToken) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let Some(slot) = self.background_releases.take() else {
             tracing::warn!("too many releases under way: a claim is left to its lease");
@@ -191,9 +189,9 @@ impl Shared {
         runtime.spawn(async move {
             let _slot = slot;
             let begun = Instant::now();
-            let end = begun + lease;
             let mut pause = Duration::from_millis(20);
-            while Instant::now() < end {
+            // Past the lease too: a held record would be unknown for ever, though nothing ran.
+            while begun.elapsed() < RELEASE_MAX {
                 let call = shared.store.release(&operation, token);
                 use onlyonce_core::ReleaseOutcome::{Absent, Applied, Fenced};
                 match shared.bounded("release", shared.limits.store_timeout, call).await {
@@ -204,7 +202,7 @@ impl Shared {
                     Err(_) => {}
                 }
                 sleep(pause).await;
-                pause = (pause * 2).min(Duration::from_secs(1));
+                pause = (pause * 2).min(Duration::from_secs(2));
             }
         });
     }

@@ -85,6 +85,18 @@ async fn a_claim_whose_answer_stays_lost_is_an_error_and_released_in_the_backgro
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_goes_on_past_the_lease() {
+    let store = FaultyStore::new();
+    let idem = brief(&store, ms(300)).hold().store_timeout(ms(100)).build();
+    store.break_all(Fault::Refuse(StoreErrorKind::Unavailable));
+    store.break_down(Method::Claim, Fault::LoseAnswer);
+    store_error(idem.begin(&op()).await);
+    begin_until(&other_process(&store), &op(), |begin| matches!(begin, Begin::Unknown { .. })).await;
+    store.heal();
+    eventually("released", || store.records().is_empty()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_answer_is_not_forgotten_for_a_refusal_after_it() {
     let store = FaultyStore::new();
     let idem = engine(&store).hold().store_timeout(ms(600)).build();
