@@ -1,6 +1,7 @@
 //! The command-line program `onlyonce`: wiring and printing, a file for each subcommand.
 
 mod commands;
+mod demo;
 mod failure;
 mod output;
 mod store_url;
@@ -20,6 +21,8 @@ Exit codes:
   74  the store, a file or the terminal failed
 
 Examples:
+  onlyonce demo
+  onlyonce serve --listen 127.0.0.1:8080 --upstream http://127.0.0.1:3000
   onlyonce keys list --state unknown --store sqlite:onlyonce.db
   onlyonce explain outcome-unknown
   onlyonce completions bash > /etc/bash_completion.d/onlyonce")]
@@ -30,6 +33,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Serve(Box<commands::serve::Serve>),
+    Demo(commands::demo::Demo),
     Keys(commands::keys::Keys),
     Explain(commands::explain::Explain),
     Completions(commands::completions::Completions),
@@ -37,6 +42,8 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Serve(command) => command.run(),
+        Command::Demo(command) => command.run(),
         Command::Keys(command) => command.run(),
         Command::Explain(command) => command.run(),
         Command::Completions(command) => command.run(),

@@ -3,24 +3,26 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use onlyonce_core::StoreAdmin;
-use onlyonce_store_sqlite::SqliteStore;
+use onlyonce_core::{MemoryStore, Store, StoreAdmin};
+use onlyonce_store_sqlite::{Durability, SqliteStore};
 
 use crate::failure::Failure;
 
-const SUPPORTED: &str = "sqlite:FILE";
+const SUPPORTED: &str = "sqlite:FILE, and memory: for the gateway alone";
 
 /// Where the records live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StoreUrl {
     /// A file of SQLite.
-    Sqlite(PathBuf),
+    Sqlite(PathBuf, Durability),
+    /// The memory of one gateway: gone with it.
+    Memory,
 }
 
 /// The option that every command with a store takes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StoreArg {
-    /// The store: sqlite:FILE, or sqlite:///absolute/path
+    /// The store: sqlite:FILE, or sqlite:///absolute/path; for `serve` also memory: (gone with the process)
     // Text until the command runs: a refusal by clap would print the value, and a URL can hold a password.
     #[arg(long, value_name = "URL", env = "ONLYONCE_STORE", hide_env_values = true)]
     #[arg(default_value = "sqlite:onlyonce.db")]
@@ -38,6 +40,12 @@ impl StoreUrl {
             let text = text.escape_debug();
             return usage(format!("a store needs a scheme before its file: write `sqlite:{text}`"));
         };
+        if scheme == "memory" {
+            return match rest {
+                "" => Ok(Self::Memory),
+                _ => usage("nothing comes after `memory:`".into()),
+            };
+        }
         if scheme != "sqlite" {
             return usage(format!("`{scheme}:` is not supported by this release; supported: {SUPPORTED}"));
         }
@@ -56,11 +64,18 @@ impl StoreUrl {
         if path.starts_with(":memory:") {
             return usage("records in memory are gone with the process; write `sqlite:FILE`".into());
         }
-        if path.contains('?') {
-            return usage("options after `?` are not supported; write `sqlite:FILE`".into());
+        match path.split_once('?') {
+            None | Some((_, "synchronous=full")) => Ok(Self::Sqlite(before_options(path), Durability::Full)),
+            Some((_, "synchronous=off")) => Ok(Self::Sqlite(before_options(path), Durability::Off)),
+            Some(_) => {
+                usage("after `?` comes synchronous=full or synchronous=off; write `sqlite:FILE`".into())
+            }
         }
-        Ok(Self::Sqlite(path.into()))
     }
+}
+
+fn before_options(path: &str) -> PathBuf {
+    path.split_once('?').map_or(path, |(path, _)| path).into()
 }
 
 impl StoreArg {
@@ -70,7 +85,24 @@ impl StoreArg {
     /// [`Failure::Usage`] on a wrong URL, [`Failure::Io`] on a store that is missing or not fit.
     pub(crate) async fn open_existing(&self) -> Result<Arc<dyn StoreAdmin>, Failure> {
         match StoreUrl::parse(&self.store)? {
-            StoreUrl::Sqlite(path) => Ok(Arc::new(SqliteStore::open_existing(path).await?)),
+            StoreUrl::Sqlite(path, _) => Ok(Arc::new(SqliteStore::open_existing(path).await?)),
+            StoreUrl::Memory => Err(Failure::Usage(
+                "--store: records in memory belong to the process that holds them; write `sqlite:FILE`"
+                    .into(),
+            )),
+        }
+    }
+
+    /// Opens a store for work, creating its file where there is none.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] on a wrong URL, [`Failure::Io`] on a store that is not fit.
+    pub(crate) async fn open(&self) -> Result<Arc<dyn Store>, Failure> {
+        match StoreUrl::parse(&self.store)? {
+            StoreUrl::Sqlite(path, durability) => {
+                Ok(Arc::new(SqliteStore::options(path).durability(durability).open().await?))
+            }
+            StoreUrl::Memory => Ok(Arc::new(MemoryStore::new())),
         }
     }
 }
@@ -94,8 +126,15 @@ mod tests {
             ("sqlite:///var/lib/a.db", "/var/lib/a.db"),
             ("sqlite:ü:1.db", "ü:1.db"),
         ] {
-            assert_eq!(StoreUrl::parse(text).unwrap(), StoreUrl::Sqlite(path.into()), "{text}");
+            assert_eq!(
+                StoreUrl::parse(text).unwrap(),
+                StoreUrl::Sqlite(path.into(), Durability::Full),
+                "{text}"
+            );
         }
+        let off = StoreUrl::parse("sqlite:a.db?synchronous=off").unwrap();
+        assert_eq!(off, StoreUrl::Sqlite("a.db".into(), Durability::Off));
+        assert_eq!(StoreUrl::parse("memory:").unwrap(), StoreUrl::Memory);
     }
 
     #[test]
@@ -107,7 +146,8 @@ mod tests {
             ("sqlite:", "write `sqlite:onlyonce.db`"),
             ("sqlite://a.db", "`sqlite:///path`"),
             ("sqlite::memory:", "gone with the process"),
-            ("sqlite:a.db?mode=ro", "options after `?`"),
+            ("sqlite:a.db?mode=ro", "after `?` comes synchronous"),
+            ("memory:x", "nothing comes after"),
             ("redis://localhost", "`redis:` is not supported by this release; supported: sqlite:FILE"),
         ] {
             match StoreUrl::parse(text) {

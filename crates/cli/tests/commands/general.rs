@@ -61,7 +61,7 @@ fn completions_are_scripts_that_know_the_commands() {
         }
         // Values too, where the shell's generator has them.
         let with_values = ["bash", "zsh"].contains(&shell);
-        assert_eq!(script.contains("outcome-unknown"), with_values, "{shell}");
+        assert_eq!(script.contains("scope-unstable"), with_values, "{shell}");
     }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("onlyonce.bash");

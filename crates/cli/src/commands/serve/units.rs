@@ -1,0 +1,49 @@
+//! Durations and sizes as people write them.
+
+use std::time::Duration;
+
+/// `500ms`, `30s`, `2m`, `24h`, `7d`; a bare number is refused, since nobody could tell its unit.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    if text.bytes().all(|b| b.is_ascii_digit()) && text.trim_start_matches('0').is_empty() && !text.is_empty()
+    {
+        return Ok(Duration::ZERO);
+    }
+    humantime::parse_duration(text)
+        .map_err(|error| format!("{error}; write for example 500ms, 30s, 2m, 24h or 7d"))
+}
+
+/// `65536`, `64KiB`, `1MiB`, `2GiB`.
+pub(super) fn bytes(text: &str) -> Result<usize, String> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let factor = match &text[digits.len()..] {
+        "" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => return Err("write a number of bytes, or for example 64KiB, 1MiB".into()),
+    };
+    let number: usize =
+        digits.parse().map_err(|_| "write a number of bytes, or for example 64KiB, 1MiB".to_owned())?;
+    number.checked_mul(factor).ok_or_else(|| "too large".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_needed_and_known() {
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("24h"), Ok(Duration::from_secs(86_400)));
+        assert_eq!(duration("0"), Ok(Duration::ZERO));
+        for wrong in ["", "5", "5 parsecs", "-1s"] {
+            assert!(duration(wrong).unwrap_err().contains("30s"), "{wrong}");
+        }
+        assert_eq!(bytes("1MiB"), Ok(1 << 20));
+        assert_eq!(bytes("65536"), Ok(65_536));
+        for wrong in ["", "KiB", "1MB", "1.5MiB", "-1", "99999999999999999999"] {
+            assert!(bytes(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(bytes("17179869184GiB"), Err("too large".into()));
+    }
+}
