@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 
 use crate::server::Peer;
 
@@ -34,21 +34,20 @@ impl Lingering {
 
     /// Throws away what comes, until the client closes or the time is over.
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let until = self.until.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER)));
         let mut scratch = [0; 4096];
-        loop {
+        // Looked at by the clock: a sender that never pauses uses up the task's budget, and the timer has none left.
+        while Instant::now() < until.deadline() {
             let mut buf = ReadBuf::new(&mut scratch);
-            // The task's budget makes even a fast sender's socket pending now and then.
             match Pin::new(&mut self.stream).poll_read(cx, &mut buf) {
                 Poll::Ready(Ok(())) if !buf.filled().is_empty() => {}
-                Poll::Ready(_) => return Poll::Ready(()),
+                Poll::Ready(_) => break,
                 // In a shutdown nobody waits for what an idle client may still say.
-                Poll::Pending if self.peer.is_stopping() => return Poll::Ready(()),
-                Poll::Pending => {
-                    let until = self.until.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER)));
-                    return until.as_mut().poll(cx);
-                }
+                Poll::Pending if self.peer.is_stopping() => break,
+                Poll::Pending => return until.as_mut().poll(cx),
             }
         }
+        Poll::Ready(())
     }
 }
 

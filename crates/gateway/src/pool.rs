@@ -20,6 +20,9 @@ use tokio::time::Instant;
 
 use crate::body::OutgoingBody;
 
+/// The longest response head, and the most that is read ahead of a slow client, in bytes.
+const BUFFER_BYTES_MAX: usize = 64 * 1024;
+
 /// A connection that is driven by whoever holds it.
 pub(crate) struct Idle<B: Body + 'static> {
     pub(crate) sender: http1::SendRequest<OutgoingBody<B>>,
@@ -37,7 +40,10 @@ where
 {
     pub(crate) async fn new(stream: TcpStream) -> io::Result<Self> {
         let socket = stream.as_fd().try_clone_to_owned()?;
-        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+        let mut builder = http1::Builder::new();
+        builder.max_buf_size(BUFFER_BYTES_MAX);
+        let handshake = builder.handshake(TokioIo::new(stream));
+        let (sender, connection) = handshake.await.map_err(io::Error::other)?;
         Ok(Self { sender, connection, closed: false, socket, since: Instant::now() })
     }
 

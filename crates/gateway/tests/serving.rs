@@ -152,3 +152,16 @@ async fn a_client_that_leaves_cancels_its_unguarded_call() {
     drop(client);
     wait_until("the upstream connection is closed", || upstream.open_connections() == 0).await;
 }
+
+#[tokio::test]
+async fn a_client_that_never_stops_sending_is_cut_after_its_refusal() {
+    let upstream = Upstream::start(|_| Answer::ok("")).await;
+    let gateway = Gateway::start(&upstream.url()).await;
+    let mut client = RawConnection::open(gateway.addr).await;
+    client.write("GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n").await;
+    let start = tokio::time::Instant::now();
+    while client.write(vec![b'x'; 64 * 1024]).await {
+        assert!(start.elapsed() < testkit::PATIENCE, "refused, and still read");
+    }
+    assert_eq!(upstream.count(), 0);
+}

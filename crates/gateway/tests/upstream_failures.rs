@@ -46,14 +46,17 @@ async fn execution() -> Execution {
 /// Status, end, and body or the error in it, of a guarded or unguarded POST.
 async fn post(proxy: &mut Proxy, guarded: bool) -> (u16, Option<Ending>, Result<String, hyper::Error>) {
     let mut request = Request::post("/pay").header("host", "h").body(Full::from("hi")).unwrap();
-    if guarded {
-        request.extensions_mut().insert(execution().await.context().clone());
+    // The owner is there as long as the call.
+    let owner = if guarded { Some(execution().await) } else { None };
+    if let Some(owner) = &owner {
+        request.extensions_mut().insert(owner.context().clone());
     }
     let response =
         within("an answer", proxy.call(request)).await.unwrap_or_else(|never: Infallible| match never {});
     let end = response.extensions().get::<Ending>().copied();
     let status = response.status().as_u16();
     let body = within("the body", response.into_body().collect()).await;
+    drop(owner);
     (status, end, body.map(|body| String::from_utf8(body.to_bytes().to_vec()).unwrap()))
 }
 
@@ -75,6 +78,22 @@ async fn an_answer_is_answered_and_tells_the_attempt_only_when_guarded() {
     assert_eq!(upstream.last().header("idempotency-attempt"), Some("1"));
     assert_eq!(post(&mut proxy, false).await.0, 503);
     assert_eq!(upstream.last().header("idempotency-attempt"), None);
+}
+
+#[tokio::test]
+async fn an_owner_that_lost_its_lease_sends_nothing() {
+    let upstream = Upstream::start(|_| Answer::ok("")).await;
+    let mut proxy = proxy(&upstream.url(), |_| {});
+    let owner = execution().await;
+    let context = owner.context().clone();
+    owner.release().await;
+    let mut request = Request::post("/pay").header("host", "h").body(Full::from("hi")).unwrap();
+    request.extensions_mut().insert(context);
+    let response = proxy.call(request).await.unwrap();
+    assert_eq!(response.status(), 409);
+    let ending = response.extensions().get::<Ending>();
+    assert_eq!(ending, Some(&Ending::Transient(Some(Code::Superseded))));
+    assert_eq!(upstream.count(), 0);
 }
 
 #[tokio::test]
