@@ -7,7 +7,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-/// A bound on all buffers of a layer, its clones and its services.
+/// A bound on all buffers of a layer, its clones and its services. A quarter of it is for replies alone, so that requests
+/// that wait never keep the one they wait for from being recorded whole.
 #[derive(Clone, Debug)]
 pub(crate) struct Budget(Arc<Shared>);
 
@@ -36,30 +37,24 @@ impl Budget {
         }))
     }
 
-    /// A share of this many bytes, if there is room.
+    /// A request's share of this many bytes, if there is room.
     pub(crate) fn take(&self, bytes: usize) -> Option<Permit> {
         let mut permit = Permit { budget: self.clone(), bytes: 0 };
-        permit.grow_to(bytes).then_some(permit)
+        permit.grow_for_request(bytes).then_some(permit)
     }
 }
 
 impl Permit {
-    /// Makes the share this large at least, if there is room.
-    pub(crate) fn grow_to(&mut self, bytes: usize) -> bool {
-        let Some(more) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) else { return true };
-        let shared = &self.budget.0;
-        let taken = shared.used_bytes.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |used| {
-            used.checked_add(more).filter(|used| *used <= shared.max_bytes)
-        });
-        if taken.is_ok() {
-            self.bytes = bytes;
-        }
-        taken.is_ok()
+    /// Makes a request's share this large at least, if there is room.
+    pub(crate) fn grow_for_request(&mut self, bytes: usize) -> bool {
+        let bytes_max = self.budget.0.max_bytes;
+        self.grow_to(bytes, bytes_max - bytes_max / 4)
     }
 
-    /// Like [`grow_to`](Self::grow_to), and waits up to `patience` for others to give room back.
-    pub(crate) async fn grow_to_within(&mut self, bytes: usize, patience: Duration) -> bool {
-        if self.grow_to(bytes) {
+    /// Makes a reply's share this large at least; waits up to `patience` for others to give room back.
+    pub(crate) async fn grow_for_reply(&mut self, bytes: usize, patience: Duration) -> bool {
+        let bytes_max = self.budget.0.max_bytes;
+        if self.grow_to(bytes, bytes_max) {
             return true;
         }
         let shared = self.budget.0.clone();
@@ -71,13 +66,24 @@ impl Permit {
             let freed = shared.freed.notified();
             tokio::pin!(freed);
             freed.as_mut().enable();
-            if self.grow_to(bytes) {
+            if self.grow_to(bytes, bytes_max) {
                 return true;
             }
             if timeout_at(until, freed).await.is_err() {
-                return self.grow_to(bytes);
+                return self.grow_to(bytes, bytes_max);
             }
         }
+    }
+
+    fn grow_to(&mut self, bytes: usize, bytes_max: usize) -> bool {
+        let Some(more) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) else { return true };
+        let taken = self.budget.0.used_bytes.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |used| {
+            used.checked_add(more).filter(|used| *used <= bytes_max)
+        });
+        if taken.is_ok() {
+            self.bytes = bytes;
+        }
+        taken.is_ok()
     }
 
     /// Gives back all but this many bytes.
@@ -117,16 +123,18 @@ mod tests {
     async fn what_is_given_back_can_be_taken() {
         let budget = Budget::new(100);
         let mut a = budget.take(60).unwrap();
-        assert!(budget.take(41).is_none());
-        let b = budget.take(40).unwrap();
-        assert!(!a.grow_to(61) && a.grow_to(10));
+        assert!(budget.take(16).is_none());
+        let b = budget.take(15).unwrap();
+        assert!(!a.grow_for_request(61) && a.grow_for_request(10));
         drop(b);
-        assert!(a.grow_to(100));
+        assert!(a.grow_for_request(75) && !a.grow_for_request(76));
+        // The last quarter is for replies.
+        let soon = Duration::from_millis(10);
+        assert!(a.grow_for_reply(100, soon).await && !a.grow_for_reply(101, soon).await);
         a.shrink_to(30);
-        assert!(budget.take(70).is_some());
-        let mut c = budget.take(70).unwrap();
-        assert!(!c.grow_to_within(71, Duration::from_millis(10)).await);
-        let waiter = tokio::spawn(async move { c.grow_to_within(100, Duration::from_secs(30)).await });
+        let mut c = budget.take(45).unwrap();
+        assert!(!c.grow_for_reply(71, soon).await);
+        let waiter = tokio::spawn(async move { c.grow_for_reply(100, Duration::from_secs(30)).await });
         testkit::wait_until("a waiter", || budget.0.waiting.load(Ordering::Acquire) == 1).await;
         drop(a);
         assert!(waiter.await.unwrap());

@@ -21,12 +21,21 @@ pub(crate) enum Cut {
     Failed(BoxError),
 }
 
-/// Reads `body` to its end, up to `bytes_max`. The permit grows with it, waiting for room up to `patience`.
+/// Whose room in the budget is used.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Room {
+    /// A request is refused when there is none.
+    Request,
+    /// A reply waits this long for it.
+    Reply(Duration),
+}
+
+/// Reads `body` to its end, up to `bytes_max`. The permit grows with it.
 pub(crate) async fn collect<B>(
     mut body: Pin<&mut B>,
     bytes_max: usize,
     permit: &mut Permit,
-    patience: Duration,
+    room: Room,
 ) -> Result<Whole, Cut>
 where
     B: Body<Data = Bytes, Error = BoxError>,
@@ -46,7 +55,11 @@ where
             buffer.push(data);
             return Err(Cut::TooLong(buffer.into_bytes()));
         }
-        if !permit.grow_to(needed) && !permit.grow_to_within(needed, patience).await {
+        let granted = match room {
+            Room::Request => permit.grow_for_request(needed),
+            Room::Reply(patience) => permit.grow_for_reply(needed, patience).await,
+        };
+        if !granted {
             buffer.push(data);
             return Err(Cut::OverBudget(buffer.into_bytes()));
         }

@@ -21,7 +21,7 @@ use crate::answer::{self, ClientTraits, GuardStatus};
 use crate::body::{BoxError, ReplyBody, RequestBody, Whole};
 use crate::budget::Permit;
 use crate::classify::Ending;
-use crate::collect::{Cut, collect};
+use crate::collect::{Cut, Room, collect};
 use crate::fingerprint::Comparison;
 use crate::headers::{storable, strip_body_headers};
 use crate::problem::{Code, Problem};
@@ -293,7 +293,8 @@ impl<RB> Run<RB> {
         }
         // What was the request's share is the reply's now.
         let Self { permit, answer, shared, deadline, .. } = self;
-        let read = AssertUnwindSafe(collect(body, bytes_max, permit, ROOM_PATIENCE)).catch_unwind();
+        let read =
+            AssertUnwindSafe(collect(body, bytes_max, permit, Room::Reply(ROOM_PATIENCE))).catch_unwind();
         let read = patiently(pin!(read), *deadline, shared, answer).await;
         match read {
             Ok(Ok(whole)) if !self.is_head && answer::is_short(&parts.headers, parts.status, &whole.data) => {

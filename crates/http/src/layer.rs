@@ -165,7 +165,9 @@ impl IdempotencyLayer {
         self.set(|settings| settings.stored_bytes_max = bytes)
     }
 
-    /// How many bytes of requests and replies may be in memory at once. 64 MiB. Past it: 503 `overloaded`.
+    /// How many bytes of requests and replies may be in memory at once, a quarter of it for replies alone. 64 MiB. Past
+    /// it requests are refused (503 `overloaded`), and a reply that finds no room is treated like one that is too long to
+    /// be stored. Only requests that are being read, run or waited for count.
     pub fn max_buffered(self, bytes: usize) -> Self {
         self.set(|settings| settings.budget = Budget::new(bytes))
     }

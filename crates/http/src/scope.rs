@@ -362,6 +362,41 @@ mod tests {
         }
     }
 
+    /// Counts what is logged.
+    #[derive(Clone, Default)]
+    struct Events(Arc<std::sync::atomic::AtomicUsize>);
+
+    impl tracing::Subscriber for Events {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+        fn event(&self, _: &tracing::Event<'_>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+        fn enter(&self, _: &tracing::span::Id) {}
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
+
+    #[test]
+    fn bearer_with_the_default_source_is_warned_of_once() {
+        let events = Events::default();
+        let rule = rule(ScopeSource::Authorization);
+        let logged = |credential| {
+            tracing::subscriber::with_default(events.clone(), || {
+                rule.scope(&parts(&[("authorization", credential)])).unwrap();
+            });
+            events.0.load(Ordering::Relaxed)
+        };
+        assert_eq!(logged("Basic abc"), 0);
+        assert_eq!(logged("Bearer abc"), 1);
+        assert_eq!(logged("bearer def"), 1);
+    }
+
     #[test]
     fn nothing_secret_is_shown() {
         let rule = ScopeRule {

@@ -4,7 +4,6 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -21,7 +20,7 @@ use tower_service::Service;
 use crate::answer::{self, ClientTraits, GuardStatus};
 use crate::body::{BoxError, ReplyBody, RequestBody, Whole};
 use crate::budget::Permit;
-use crate::collect::{Cut, collect};
+use crate::collect::{Cut, Room, collect};
 use crate::execute::{Answer, Job, Reporter, execute};
 use crate::fingerprint::{Comparison, original_uri};
 use crate::headers::strip_ours;
@@ -30,7 +29,7 @@ use crate::report::{KeyHash, Verdict};
 use crate::settings::{Guarded, Settings};
 
 /// What a guarded request sets aside for its reply, in bytes, before it runs.
-const REPLY_RESERVE_BYTES: usize = 16 << 10;
+const REPLY_RESERVE_BYTES: usize = 1 << 10;
 
 /// A service behind idempotency keys; made by [`IdempotencyLayer`](crate::IdempotencyLayer).
 ///
@@ -213,7 +212,7 @@ where
         return Ok(Whole::default());
     }
     let body = pin!(body.map_err(Into::into));
-    let reading = collect(body, settings.request_bytes_max, permit, Duration::ZERO);
+    let reading = collect(body, settings.request_bytes_max, permit, Room::Request);
     let whole = match timeout(settings.body_timeout, reading).await {
         Ok(Ok(whole)) => whole,
         Ok(Err(Cut::TooLong(_))) => return Err(too_large(settings)),
@@ -225,7 +224,7 @@ where
         Err(_) => return Err(Problem::new(Code::BodyTimeout)),
     };
     let reserve = REPLY_RESERVE_BYTES.min(settings.stored_bytes_max);
-    match permit.grow_to(whole.data.len() + reserve) {
+    match permit.grow_for_request(whole.data.len() + reserve) {
         true => Ok(whole),
         false => Err(answer::overloaded()),
     }

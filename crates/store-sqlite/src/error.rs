@@ -37,6 +37,11 @@ impl Fault {
         self.kind
     }
 
+    /// Whether SQLite was kept from a file that it needs. At start that is for good.
+    pub(crate) fn cannot_open(&self) -> bool {
+        matches!(self.code(), Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly))
+    }
+
     /// Whether it is about one operation alone: the transaction around it is sound and goes on.
     pub(crate) fn is_of_one_operation(&self) -> bool {
         match self.code() {

@@ -171,14 +171,19 @@ pub(crate) struct Identity(Option<(u64, u64)>);
 pub(crate) fn open(options: &Options) -> Result<Opened, Fault> {
     let path = &options.path;
     check_place(path, options.create)?;
+    open_checked(options).map_err(|fault| match fault.cannot_open() {
+        true => unfit("its -wal and -shm cannot be opened: this user must be able to write to its folder"),
+        false => fault,
+    })
+}
+
+fn open_checked(options: &Options) -> Result<Opened, Fault> {
+    let path = &options.path;
     let clock: Arc<dyn Clock> = options.clock.clone().unwrap_or_else(|| Arc::new(SystemClock));
     let boot_id = options.boot_id.clone().map_or_else(system_boot_id, Ok)?;
     let namespace_ms = if options.clock.is_some() { 0 } else { system_namespace_ms() };
     let timeline = Timeline::new(clock.clone(), boot_id, namespace_ms);
     let mut conn = connect(options)?;
-    if conn.is_readonly("main")? {
-        return Err(unfit("it is read-only, or this user may not write to it"));
-    }
     check_whole(&conn, path)?;
     if !options.create && !schema::exists(&conn)? {
         return Err(unfit("it holds no idempotency records"));
@@ -200,6 +205,10 @@ pub(crate) fn connect(options: &Options) -> Result<Connection, Fault> {
             _ => error.into(),
         }
     })?;
+    // SQLite opens for reading what it may not open for writing, and says nothing.
+    if conn.is_readonly("main")? {
+        return Err(unfit("it is read-only, or this user may not write to it"));
+    }
     conn.busy_timeout(options.busy_timeout)?;
     conn.set_prepared_statement_cache_capacity(64);
     conn.execute_batch(&format!(

@@ -250,6 +250,20 @@ pub async fn begin_until(
     tokio::time::timeout(PATIENCE, asking).await.expect("the answer that was waited for never came")
 }
 
+/// Two processes on the same records, each with a way of its own.
+pub fn two_ways() -> (FaultyStore, FaultyStore) {
+    let records = MemoryStore::new();
+    (FaultyStore::onto(&records), FaultyStore::onto(&records))
+}
+
+/// Asks until the operation may be taken over, and takes it.
+pub async fn attempt_after_takeover(idem: &Idempotency, operation: &Operation) -> Execution {
+    match begin_until(idem, operation, |begin| matches!(begin, Begin::Acquired(_))).await {
+        Begin::Acquired(execution) => execution,
+        _ => unreachable!("waited for"),
+    }
+}
+
 /// Waits for what must come.
 pub async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let waiting = async {

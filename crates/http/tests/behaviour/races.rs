@@ -2,9 +2,16 @@
 
 use std::time::Duration;
 
-use crate::harness::{Hit, Server, TestStore, on_every_store, reply};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpStream;
+
+use crate::harness::{Gate, Hit, Server, TestStore, on_every_store, reply};
 
 on_every_store! {
+    a_crowd_of_copies_gets_the_one_answer,
     fifty_copies_at_once_run_once_round_after_round,
 }
 
@@ -55,4 +62,53 @@ async fn fifty_copies_at_once_run_once_round_after_round(store: TestStore) {
         "{ROUNDS} rounds of {COPIES} copies: {} runs, {first_answers} first answers, {replays} replays",
         server.runs()
     );
+}
+
+/// Thousands of copies of one key: each gets the one answer, for a handful of questions to the store.
+async fn a_crowd_of_copies_gets_the_one_answer(store: TestStore) {
+    // As many as one connection may have open.
+    const STREAMS: usize = 200;
+    const CROWD: usize = 50 * STREAMS;
+    let gate = Gate::closed();
+    let at = gate.clone();
+    let server = Server::start(
+        &store,
+        |layer| layer.wait(testkit::PATIENCE),
+        move |hit: Hit| {
+            let at = at.clone();
+            async move {
+                at.pass().await;
+                reply(201, format!("run {}", hit.number))
+            }
+        },
+    )
+    .await;
+    let mut copies = tokio::task::JoinSet::new();
+    for _ in 0..CROWD / STREAMS {
+        let io = TokioIo::new(TcpStream::connect(server.addr()).await.unwrap());
+        let (sender, connection) =
+            http2::handshake::<_, _, Full<Bytes>>(TokioExecutor::new(), io).await.unwrap();
+        tokio::spawn(connection);
+        for _ in 0..STREAMS {
+            let mut sender = sender.clone();
+            copies.spawn(async move {
+                let request = http::Request::post("http://localhost/pay").header("idempotency-key", "k");
+                let answer = sender.send_request(request.body(Full::from("100")).unwrap()).await.unwrap();
+                let status = answer.status();
+                (status, answer.into_body().collect().await.unwrap().to_bytes())
+            });
+        }
+    }
+    testkit::wait_until("all but one wait", || server.idem.waiting() == CROWD - 1).await;
+    gate.open();
+    let mut answers = 0;
+    while let Some(answer) = copies.join_next().await {
+        let (status, body) = answer.unwrap();
+        assert_eq!((status.as_u16(), &body[..]), (201, &b"run 1"[..]));
+        answers += 1;
+    }
+    assert_eq!((answers, server.runs()), (CROWD, 1));
+    let claims = store.faults.claims.lock().len();
+    assert!(claims <= 10, "{claims} questions to the store");
+    println!("{CROWD} copies of one key: 1 run, {claims} questions to the store");
 }
