@@ -250,7 +250,7 @@ impl Identity {
 
 /// What can be said before SQLite touches anything.
 fn check_place(path: &Path, create: bool) -> Result<(), Fault> {
-    if path.as_os_str().is_empty() || path.as_os_str() == ":memory:" {
+    if path.file_name().is_none_or(|name| name == ":memory:") && !path.is_dir() {
         return Err(unfit("a path to a file is needed; for records in memory use the memory store"));
     }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -92,7 +92,11 @@ impl SqliteStore {
         let _ = tokio::task::spawn_blocking(move || inner.join()).await;
     }
 
-    pub(crate) fn start(options: Options) -> Result<Self, StoreError> {
+    pub(crate) fn start(mut options: Options) -> Result<Self, StoreError> {
+        // The process may change its folder; the file is named by this path again and again.
+        if let Ok(absolute) = std::path::absolute(&options.path) {
+            options.path = absolute;
+        }
         let path = options.path.clone();
         let opened = open::open(&options).map_err(|fault| fault.into_error("open", &path))?;
         let Opened { conn, timeline, identity } = opened;

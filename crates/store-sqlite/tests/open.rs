@@ -53,7 +53,11 @@ async fn places_that_hold_no_file_are_refused_and_left_alone() {
     fs::write(&path, "x").unwrap();
     says(&refused(&path.join("under-a-file.db")).await, "not a folder");
     says(&refused(Path::new("/dev/null")).await, "not a regular file");
-    assert_eq!(SqliteStore::open(":memory:").await.unwrap_err().kind(), StoreErrorKind::Unfit);
+    for nowhere in ["", ":memory:"] {
+        let error = SqliteStore::open(nowhere).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unfit);
+        says(&error, "a path to a file is needed");
+    }
 
     let absent = folder.path().join("absent.db");
     assert_eq!(SqliteStore::open_existing(&absent).await.unwrap_err().kind(), StoreErrorKind::Unfit);

@@ -49,8 +49,19 @@ async fn play(role: &str, path: &Path) {
         return;
     }
     let durability = if role == "pair-unsafe" { Durability::Off } else { Durability::Full };
-    let options = SqliteStore::options(path).busy_timeout(PATIENCE).durability(durability);
+    // By a path that holds only until the folder is changed.
+    let relative = role == "race" && std::env::var_os(ROLE).is_some();
+    let name = if relative {
+        std::env::set_current_dir(path.parent().unwrap()).unwrap();
+        Path::new(path.file_name().unwrap())
+    } else {
+        path
+    };
+    let options = SqliteStore::options(name).busy_timeout(PATIENCE).durability(durability);
     let store = options.open().await.unwrap();
+    if relative {
+        std::env::set_current_dir("/").unwrap();
+    }
     match role {
         "race" => race(&store).await,
         "load" => load(&store).await,
