@@ -12,8 +12,7 @@ use onlyonce_engine::{EngineError, Policy};
 use crate::body::{ReplyBody, Whole};
 use crate::budget::Permit;
 use crate::headers::{
-    IDEMPOTENCY_KEY_EXPIRES, IDEMPOTENCY_REPLAY, IDEMPOTENCY_STATUS, announce_trailers, strip_body_headers,
-    strip_ours,
+    IDEMPOTENCY_KEY_EXPIRES, IDEMPOTENCY_REPLAY, IDEMPOTENCY_STATUS, announce_trailers, strip_ours,
 };
 use crate::problem::{Code, Problem, retry_after_value};
 use crate::settings::Settings;
@@ -79,7 +78,6 @@ pub(crate) fn replay<B>(
     let mut response = recorded(reply, client);
     let headers = response.headers_mut();
     if reply.is_omitted() {
-        strip_body_headers(headers);
         headers.insert(IDEMPOTENCY_REPLAY, HeaderValue::from_static("omitted"));
     }
     headers.insert(settings.replayed.clone(), HeaderValue::from_static("true"));
@@ -117,7 +115,6 @@ pub(crate) fn first<B>(
     client: ClientTraits,
     permit: Permit,
 ) -> Response<ReplyBody<B>> {
-    parts.headers.remove(header::TRANSFER_ENCODING);
     let whole = fit_trailers(whole, &mut parts.headers, client);
     Response::from_parts(parts, ReplyBody::whole(whole, Some(permit)))
 }
@@ -189,7 +186,7 @@ pub(crate) fn overloaded() -> Problem {
     Problem::new(Code::Overloaded).retry_after(SOON)
 }
 
-/// A whole body out of bytes.
+/// Whether the reply is a stream by its type.
 pub(crate) fn is_event_stream(headers: &HeaderMap) -> bool {
     let Some(content_type) = headers.get(header::CONTENT_TYPE) else { return false };
     let essence = content_type.as_bytes().split(|b| *b == b';').next().unwrap_or_default();

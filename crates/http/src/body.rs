@@ -195,3 +195,25 @@ where
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::{BodyExt, Empty};
+
+    #[tokio::test]
+    async fn a_stream_whose_sender_dies_does_not_end_well() {
+        let (sender, frames) = mpsc::channel(2);
+        let mut body = ReplyBody::<Empty<Bytes>>::stream(frames);
+        sender.send(Ok(Some(Frame::data("half".into())))).await.unwrap();
+        drop(sender);
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "half");
+        assert!(!body.is_end_stream() && body.frame().await.unwrap().is_err());
+        assert!(body.is_end_stream() && body.frame().await.is_none());
+
+        let (sender, frames) = mpsc::channel(2);
+        let mut body = ReplyBody::<Empty<Bytes>>::stream(frames);
+        sender.send(Ok(None)).await.unwrap();
+        assert!(body.frame().await.is_none());
+    }
+}

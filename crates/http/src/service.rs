@@ -28,8 +28,8 @@ use crate::problem::{Code, Problem};
 use crate::report::{KeyHash, Verdict};
 use crate::settings::{Guarded, Settings};
 
-/// What a guarded request sets aside for its reply, in bytes, before it runs.
-const REPLY_RESERVE_BYTES: usize = 1 << 10;
+/// What a guarded request counts for besides its body, in bytes: its head and its task.
+const HEAD_BYTES: usize = 1 << 10;
 
 /// A service behind idempotency keys; made by [`IdempotencyLayer`](crate::IdempotencyLayer).
 ///
@@ -142,7 +142,7 @@ fn admit<B: Body>(
     if at_least > settings.request_bytes_max {
         return Err(too_large(settings));
     }
-    let permit = settings.budget.take(at_least + REPLY_RESERVE_BYTES.min(settings.stored_bytes_max));
+    let permit = settings.budget.take(at_least + HEAD_BYTES);
     permit.map(|permit| Admission::Guarded(scope, key, permit)).ok_or_else(answer::overloaded)
 }
 
@@ -213,20 +213,15 @@ where
     }
     let body = pin!(body.map_err(Into::into));
     let reading = collect(body, settings.request_bytes_max, permit, Room::Request);
-    let whole = match timeout(settings.body_timeout, reading).await {
-        Ok(Ok(whole)) => whole,
-        Ok(Err(Cut::TooLong(_))) => return Err(too_large(settings)),
-        Ok(Err(Cut::OverBudget(_))) => return Err(answer::overloaded()),
+    match timeout(settings.body_timeout, reading).await {
+        Ok(Ok(whole)) => Ok(whole),
+        Ok(Err(Cut::TooLong(_))) => Err(too_large(settings)),
+        Ok(Err(Cut::OverBudget(_))) => Err(answer::overloaded()),
         Ok(Err(Cut::Failed(error))) => {
             tracing::debug!(error = %error, "a request body broke off");
-            return Err(Problem::new(Code::BodyIncomplete));
+            Err(Problem::new(Code::BodyIncomplete))
         }
-        Err(_) => return Err(Problem::new(Code::BodyTimeout)),
-    };
-    let reserve = REPLY_RESERVE_BYTES.min(settings.stored_bytes_max);
-    match permit.grow_for_request(whole.data.len() + reserve) {
-        true => Ok(whole),
-        false => Err(answer::overloaded()),
+        Err(_) => Err(Problem::new(Code::BodyTimeout)),
     }
 }
 

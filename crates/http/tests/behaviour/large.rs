@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use bytes::Bytes;
+use futures_util::StreamExt;
 use onlyonce_core::StateName;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ on_every_store! {
     h13_a_stream_is_recorded_first_and_streams_through,
     h13_a_long_reply_is_read_to_its_end_when_the_client_goes,
     h13_a_long_reply_that_breaks_off_is_broken_off,
+    h13_a_long_reply_that_panics_is_broken_off,
     h13_a_transient_stream_is_released,
     h14_a_long_request_is_refused_before_anything_runs,
     past_the_byte_budget_requests_are_refused,
@@ -156,6 +158,34 @@ async fn h13_a_long_reply_that_breaks_off_is_broken_off(store: TestStore) {
     assert_eq!(first.chunk().await.unwrap().unwrap(), "1");
     pieces.send(Err(std::io::Error::other("broken on purpose"))).await.unwrap();
     assert!(first.chunk().await.is_err(), "the end of a broken stream must not look like its end");
+    assert_omitted(&server.client().post("/watch").key("k").body("1").send().await.unwrap(), 200);
+}
+
+async fn h13_a_long_reply_that_panics_is_broken_off(store: TestStore) {
+    let server = Server::start(
+        &store,
+        |layer| layer,
+        |_: Hit| async {
+            let pieces = futures_util::stream::iter(0..).then(async |piece| {
+                // What was sent so far is flushed while the stream is quiet.
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                assert!(piece < 2, "broken on purpose");
+                Ok::<_, std::io::Error>("data: 1\n\n")
+            });
+            with(reply(200, Body::from_stream(pieces)), "content-type", "text/event-stream")
+        },
+    )
+    .await;
+    let mut first = server.client().post("/watch").key("k").body("1").send_streaming().await.unwrap();
+    let mut text = Vec::new();
+    let end = loop {
+        match first.chunk().await {
+            Ok(Some(piece)) => text.extend(piece),
+            end => break end,
+        }
+    };
+    assert!(end.is_err(), "the end of a broken stream must not look like its end");
+    assert_eq!(text, b"data: 1\n\ndata: 1\n\n");
     assert_omitted(&server.client().post("/watch").key("k").body("1").send().await.unwrap(), 200);
 }
 
