@@ -127,28 +127,32 @@ impl Store for MapStore {
         let (reply, expires) = (completion.reply.clone(), now + completion.retention);
         let stored = self.stored(&reply, completed_at, expires);
         let kept = Kept::Completed { reply, completed_at, expires };
-        Ok(self.step(operation, |record, row| match decide_complete(record, &completion.token) {
-            CompleteDecision::Fenced(reply) => CompleteOutcome::Fenced(reply),
-            CompleteDecision::AlreadyStored => match record.map(|record| &record.state) {
-                Some(State::Completed { stored: first, .. }) => CompleteOutcome::AlreadyStored(first.clone()),
-                _ => unreachable!("already stored, so completed"),
-            },
-            // The state alone changes: fingerprint and attempt are those of the claim.
-            CompleteDecision::Write => {
-                *row = row.take().map(|row| Row { kept, ..row });
-                CompleteOutcome::Stored(stored)
-            }
-            CompleteDecision::WriteAnew => {
-                *row = Some(Row {
-                    fingerprint: *operation.fingerprint(),
-                    on_lease_end: OnLeaseEnd::Hold,
-                    attempt: completion.attempt,
-                    token: completion.token,
-                    claimed: now,
-                    lease_end: now,
-                    kept,
-                });
-                CompleteOutcome::StoredAnew(stored)
+        Ok(self.step(operation, |record, row| {
+            match decide_complete(record, operation.fingerprint(), &completion.token) {
+                CompleteDecision::Fenced(reply) => CompleteOutcome::Fenced(reply),
+                CompleteDecision::AlreadyStored => match record.map(|record| &record.state) {
+                    Some(State::Completed { stored: first, .. }) => {
+                        CompleteOutcome::AlreadyStored(first.clone())
+                    }
+                    _ => unreachable!("already stored, so completed"),
+                },
+                // The state alone changes: fingerprint and attempt are those of the claim.
+                CompleteDecision::Write => {
+                    *row = row.take().map(|row| Row { kept, ..row });
+                    CompleteOutcome::Stored(stored)
+                }
+                CompleteDecision::WriteAnew => {
+                    *row = Some(Row {
+                        fingerprint: *operation.fingerprint(),
+                        on_lease_end: OnLeaseEnd::Hold,
+                        attempt: completion.attempt,
+                        token: completion.token,
+                        claimed: now,
+                        lease_end: now,
+                        kept,
+                    });
+                    CompleteOutcome::StoredAnew(stored)
+                }
             }
         }))
     }

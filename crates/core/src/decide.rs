@@ -181,17 +181,26 @@ pub enum CompleteDecision {
     WriteAnew,
     /// This owner stored its reply already: nothing to write.
     AlreadyStored,
-    /// Another token is stored; its reply, if there is one.
+    /// Another token is stored; its reply, if there is one and it answers the same request.
     Fenced(Option<StoredReply>),
 }
 
 /// Decides a completion: the stored token completes however late, and resolves an unknown record.
-pub fn decide_complete(record: Option<&Record>, token: &LeaseToken) -> CompleteDecision {
+///
+/// A fenced owner is only shown a reply to its own request: once an operator has freed a key, another request may have
+/// taken it.
+pub fn decide_complete(
+    record: Option<&Record>,
+    fingerprint: &Fingerprint,
+    token: &LeaseToken,
+) -> CompleteDecision {
     let Some(record) = record.filter(|r| !r.is_expired()) else { return CompleteDecision::WriteAnew };
     let mine = record.state.token() == token;
     match &record.state {
         State::Completed { .. } if mine => CompleteDecision::AlreadyStored,
-        State::Completed { stored, .. } => CompleteDecision::Fenced(Some(stored.clone())),
+        State::Completed { stored, .. } => {
+            CompleteDecision::Fenced((record.fingerprint == *fingerprint).then(|| stored.clone()))
+        }
         State::InProgress { .. } | State::Unknown { .. } if mine => CompleteDecision::Write,
         State::InProgress { .. } | State::Unknown { .. } | State::Freed { .. } => {
             CompleteDecision::Fenced(None)

@@ -253,7 +253,7 @@ impl Store for MemoryStore {
         let id = operation.id();
         let mut shard = self.shard(id).lock();
         let record = shard.rows.get(id).map(|row| self.record(row));
-        let decision = decide_complete(record.as_ref(), &completion.token);
+        let decision = decide_complete(record.as_ref(), operation.fingerprint(), &completion.token);
         match (&decision, record) {
             (CompleteDecision::Fenced(reply), _) => return Ok(CompleteOutcome::Fenced(reply.clone())),
             (

@@ -229,7 +229,7 @@ pub enum CompleteOutcome {
     StoredAnew(StoredReply),
     /// This owner had stored it before.
     AlreadyStored(StoredReply),
-    /// Another owner has it; its reply, if there is one.
+    /// Another owner has it; its reply, if there is one and it answers the same request.
     Fenced(Option<StoredReply>),
 }
 

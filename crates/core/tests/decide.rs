@@ -92,11 +92,14 @@ fn owners_meet_every_state() {
     ] {
         let record = record(state);
         assert_eq!(decide_renew(Some(&record), &MINE), renewal, "{record:?}");
-        assert_eq!(decide_complete(Some(&record), &MINE), completion, "{record:?}");
+        assert_eq!(decide_complete(Some(&record), &Fingerprint::of("a"), &MINE), completion, "{record:?}");
         assert_eq!(decide_release(Some(&record), &MINE), release, "{record:?}");
     }
     assert_eq!(decide_renew(None, &MINE), R::Gone);
-    assert_eq!(decide_complete(None, &MINE), C::WriteAnew);
+    assert_eq!(decide_complete(None, &Fingerprint::of("a"), &MINE), C::WriteAnew);
+    // The reply to another request, after an operator freed the key, is none of a returning owner's.
+    let taken = record(done(THEIRS));
+    assert_eq!(decide_complete(Some(&taken), &Fingerprint::of("b"), &MINE), C::Fenced(None));
     assert_eq!(decide_release(None, &MINE), D::Absent);
 }
 

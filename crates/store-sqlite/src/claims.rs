@@ -142,7 +142,8 @@ pub(crate) fn complete(
         return Ok(CompleteOutcome::Stored(stored));
     }
     let row = Row::find(conn, now, operation.id())?;
-    let decision = decide_complete(row.as_ref().map(|row| &row.record), &completion.token);
+    let decision =
+        decide_complete(row.as_ref().map(|row| &row.record), operation.fingerprint(), &completion.token);
     match (decision, row) {
         (CompleteDecision::Fenced(reply), _) => Ok(CompleteOutcome::Fenced(reply)),
         (CompleteDecision::AlreadyStored, Some(Row { record, .. })) => match record.state {

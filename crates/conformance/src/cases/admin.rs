@@ -53,13 +53,17 @@ pub async fn a_returning_owner_is_fenced_by_a_tombstone(h: &Harness) {
     h.assert_fenced(&operation, owner, Some(&Reply::ok("by the next"))).await;
 }
 
-/// A freed key is free: another request may have it.
+/// A freed key is free: another request may have it. The owner of the first, coming back, is fenced, and is not shown
+/// the reply to a request that is not its own.
 pub async fn a_freed_key_is_free_for_another_request(h: &Harness) {
-    let (operation, _) = unknown(h, "k").await;
+    let (operation, owner) = unknown(h, "k").await;
     done(h.admin().free(operation.id(), &gently()).await);
-    let other = operation.with_fingerprint(Fingerprint::of("another request"));
-    h.acquire(&other, fresh_token()).await;
+    let (other, next) = (operation.with_fingerprint(Fingerprint::of("another request")), fresh_token());
+    h.acquire(&other, next).await;
     assert!(matches!(h.claim(&operation, fresh_token()).await, ClaimOutcome::Mismatch { .. }));
+    h.assert_fenced(&operation, owner, None).await;
+    h.finish(&other, next, Reply::ok("to another request")).await;
+    h.assert_fenced(&operation, owner, None).await;
 }
 
 /// A live lease is refused and left alone; with force it is ended, and its owner fenced.

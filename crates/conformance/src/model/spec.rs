@@ -225,7 +225,10 @@ impl Spec {
                 Stage::Done { reply, expires } if rec.owner == Some(owner) => {
                     Answer::AlreadyStored { reply, left: expires - now }
                 }
-                Stage::Done { reply, .. } => Answer::Fenced { reply: Some(reply) },
+                // Only a reply to its own request is shown to a fenced owner.
+                Stage::Done { reply, .. } => {
+                    Answer::Fenced { reply: (rec.request == request).then_some(reply) }
+                }
                 _ if rec.owner == Some(owner) => {
                     rec.stage = done;
                     Answer::Stored { reply, left: retention }
