@@ -15,13 +15,13 @@ use bytes::Bytes;
 use http::{HeaderMap, Response, Uri};
 use http_body_util::BodyExt;
 use onlyonce_core::{
-    Capabilities, ClaimOutcome, ClaimRequest, CompleteOutcome, Completion, LeaseToken, MemoryStore,
+    Capabilities, ClaimOutcome, ClaimRequest, Clock, CompleteOutcome, Completion, LeaseToken, MemoryStore,
     OnLeaseEnd, Operation, PurgeRequest, Purged, ReleaseOutcome, RenewOutcome, Store, StoreAdmin, StoreError,
-    StoreErrorKind,
+    StoreErrorKind, SystemClock, TestClock,
 };
 use onlyonce_engine::{Context, Idempotency, Limits, Policy};
 use onlyonce_http::IdempotencyLayer;
-use onlyonce_store_sqlite::SqliteStore;
+use onlyonce_store_sqlite::{Options, SqliteStore};
 use parking_lot::Mutex;
 use tempfile::TempDir;
 use testkit::{Client, ClientResponse};
@@ -62,8 +62,20 @@ impl TestStore {
     }
 
     pub(crate) async fn sqlite() -> Self {
+        Self::sqlite_with(|options| options).await
+    }
+
+    /// Both stores on a clock of the test's.
+    pub(crate) async fn each_on(clock: &TestClock) -> [(&'static str, Self); 2] {
+        let clock: Arc<dyn Clock> = Arc::new(clock.clone());
+        let memory = Self::new(Arc::new(MemoryStore::with_clock(clock.clone())), None);
+        let sqlite = Self::sqlite_with(|options| options.clock(clock).boot_id("a boot")).await;
+        [("memory", memory), ("sqlite", sqlite)]
+    }
+
+    pub(crate) async fn sqlite_with(set: impl FnOnce(Options) -> Options) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let store = SqliteStore::open(folder.path().join("onlyonce.db")).await.unwrap();
+        let store = set(SqliteStore::options(folder.path().join("onlyonce.db"))).open().await.unwrap();
         Self::new(Arc::new(store), Some(Arc::new(folder)))
     }
 
@@ -128,13 +140,14 @@ pub(crate) struct ServerOptions {
     store: Arc<dyn Store>,
     policy: Policy,
     limits: Limits,
+    clock: Arc<dyn Clock>,
 }
 
 impl ServerOptions {
     pub(crate) fn new(store: &TestStore) -> Self {
         // Expired records are looked for by the tests that want it.
         let limits = Limits { purge_interval: Duration::ZERO, ..Limits::default() };
-        Self { store: store.store(), policy: Policy::default(), limits }
+        Self { store: store.store(), policy: Policy::default(), limits, clock: Arc::new(SystemClock) }
     }
 
     pub(crate) fn sound(mut self, store: &TestStore) -> Self {
@@ -162,8 +175,13 @@ impl ServerOptions {
         self
     }
 
+    pub(crate) fn clock(mut self, clock: &TestClock) -> Self {
+        self.clock = Arc::new(clock.clone());
+        self
+    }
+
     pub(crate) fn idem(self) -> Idempotency {
-        Idempotency::builder_for(self.store).policy(self.policy).limits(self.limits).build()
+        Idempotency::builder_for(self.store).policy(self.policy).limits(self.limits).clock(self.clock).build()
     }
 
     /// Starts a server whose every route runs `answer`.

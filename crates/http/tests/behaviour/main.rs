@@ -13,3 +13,4 @@ mod outcomes;
 mod races;
 mod replays;
 mod scopes;
+mod time;
