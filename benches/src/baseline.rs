@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use rusqlite::{Connection, params};
 
 use crate::keys::Keys;
-use crate::measure::{Sample, now};
+use crate::measure::{Sample, Stretch, now};
 use crate::store::{REPLY_BODY, SCOPE};
 
 /// Which indexes the table has beside its primary key.
@@ -64,9 +64,9 @@ impl ByHand {
     /// As a store must: `batch` claims in one transaction, then their completions in another.
     pub(crate) fn pairs(&self, batch: usize, time: Duration) -> Result<Sample> {
         let (mut claim, mut complete) = (self.conn.prepare(CLAIM)?, self.conn.prepare(COMPLETE)?);
-        let start = now();
+        let stretch = Stretch::start();
         let mut times = Vec::new();
-        while now() - start < time {
+        while stretch.elapsed() < time {
             let begun = now();
             let keys: Vec<String> = (0..batch).map(|_| self.keys.next()).collect();
             self.in_transaction(|| {
@@ -91,15 +91,15 @@ impl ByHand {
             let took = now() - begun;
             times.extend(std::iter::repeat_n(took, batch));
         }
-        Sample::new(times, now() - start)
+        Sample::new(times, &stretch)
     }
 
     /// One transaction with one insert: the least that makes anything durable.
     pub(crate) fn one_durable_insert(&self, time: Duration) -> Result<Sample> {
         let mut claim = self.conn.prepare(CLAIM)?;
-        let start = now();
+        let stretch = Stretch::start();
         let mut times = Vec::new();
-        while now() - start < time {
+        while stretch.elapsed() < time {
             let begun = now();
             let key = self.keys.next();
             self.in_transaction(|| {
@@ -109,7 +109,7 @@ impl ByHand {
             })?;
             times.push(now() - begun);
         }
-        Sample::new(times, now() - start)
+        Sample::new(times, &stretch)
     }
 
     fn in_transaction(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {

@@ -9,6 +9,8 @@ pub(crate) const KEY_BYTES: usize = 36;
 #[derive(Debug)]
 pub(crate) struct Keys {
     next: AtomicU64,
+    // After so many the same ones come again.
+    cycle: u64,
 }
 
 impl Keys {
@@ -16,12 +18,17 @@ impl Keys {
     pub(crate) fn unique() -> Self {
         static SOURCES: AtomicU64 = AtomicU64::new(1);
         let source = SOURCES.fetch_add(1, Ordering::Relaxed);
-        Self { next: AtomicU64::new(source << 40) }
+        Self { next: AtomicU64::new(source << 40), cycle: u64::MAX }
+    }
+
+    /// The same `count` keys over and over.
+    pub(crate) fn cycle(count: u64) -> Self {
+        Self { next: AtomicU64::new(0), cycle: count }
     }
 
     /// Writes the next key over `slot`, which is [`KEY_BYTES`] long.
     pub(crate) fn write(&self, slot: &mut [u8]) {
-        let n = self.next.fetch_add(1, Ordering::Relaxed);
+        let n = self.next.fetch_add(1, Ordering::Relaxed) % self.cycle;
         // Both are one-to-one in `n`: no two keys meet.
         let (high, low) = (mix(n), mix(n ^ 0x5555_5555_5555_5555));
         let digits = (u128::from(high) << 64) | u128::from(low);
@@ -60,10 +67,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unique_keys_never_meet() {
+    fn unique_keys_never_meet_and_a_cycle_comes_round() {
         let (a, b) = (Keys::unique(), Keys::unique());
         let keys: HashSet<String> = (0..1000).flat_map(|_| [a.next(), b.next()]).collect();
         assert_eq!(keys.len(), 2000);
         assert!(keys.iter().all(|key| key.len() == KEY_BYTES && key.split('-').count() == 5));
+        let cycle = Keys::cycle(10);
+        let keys: HashSet<String> = (0..100).map(|_| cycle.next()).collect();
+        assert_eq!(keys.len(), 10);
     }
 }

@@ -7,14 +7,19 @@
 //! target/release/onlyonce-bench store --json
 //! ```
 //!
-//! Exits non-zero on any error (a claim that is not acquired), never on speed.
+//! Exits non-zero on any error (a reply that is not 2xx, a claim that is not acquired), never on speed.
 
 mod baseline;
+mod gateway;
+mod http1;
 mod keys;
+mod layer;
+mod load;
 mod measure;
 mod report;
 mod runtime;
 mod store;
+mod upstream;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -44,8 +49,12 @@ enum What {
         #[arg(long, default_value_t = 1_000_000)]
         rows: u64,
     },
+    /// An axum handler, bare and behind the layer.
+    Layer,
+    /// `onlyonce serve` against nginx and against itself.
+    Gateway(gateway::Programs),
     /// All but growth.
-    All,
+    All(gateway::Programs),
 }
 
 /// How to measure.
@@ -99,8 +108,15 @@ fn main() -> Result<()> {
     let Cli { what, plan } = Cli::parse();
     let mut report = Report::default();
     match what {
-        What::Store | What::All => store::run(&plan, &mut report)?,
+        What::Store => store::run(&plan, &mut report)?,
         What::Growth { rows } => store::growth(&plan, rows, &mut report)?,
+        What::Layer => layer::run(&plan, &mut report)?,
+        What::Gateway(programs) => gateway::run(&plan, &programs, &mut report)?,
+        What::All(programs) => {
+            store::run(&plan, &mut report)?;
+            layer::run(&plan, &mut report)?;
+            gateway::run(&plan, &programs, &mut report)?;
+        }
     }
     if plan.json { report.print_json() } else { report.print_tables() }
 }

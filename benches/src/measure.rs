@@ -23,6 +23,29 @@ pub(crate) struct Sample {
     pub(crate) p50_us: f64,
     /// All but one in a hundred took less.
     pub(crate) p99_us: f64,
+    /// CPU time of this program for one operation: the load generator, and what runs in its process with it.
+    pub(crate) cpu_us: f64,
+}
+
+/// A stretch of time in which operations are done.
+pub(crate) struct Stretch {
+    started: Duration,
+    cpu_started: Duration,
+}
+
+impl Stretch {
+    pub(crate) fn start() -> Self {
+        Self { started: now(), cpu_started: cpu() }
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        now() - self.started
+    }
+}
+
+fn cpu() -> Duration {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::try_from(used).unwrap_or_default()
 }
 
 impl Sample {
@@ -30,11 +53,18 @@ impl Sample {
     ///
     /// # Errors
     /// When nothing was done.
-    pub(crate) fn new(mut times: Vec<Duration>, elapsed: Duration) -> Result<Self> {
+    pub(crate) fn new(mut times: Vec<Duration>, stretch: &Stretch) -> Result<Self> {
+        let (elapsed, cpu_used) = (stretch.elapsed(), cpu() - stretch.cpu_started);
         anyhow::ensure!(!times.is_empty(), "nothing was done in {elapsed:?}");
         times.sort_unstable();
         let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e6;
-        Ok(Self { rate: times.len() as f64 / elapsed.as_secs_f64(), p50_us: at(0.5), p99_us: at(0.99) })
+        let count = times.len() as f64;
+        Ok(Self {
+            rate: count / elapsed.as_secs_f64(),
+            p50_us: at(0.5),
+            p99_us: at(0.99),
+            cpu_us: cpu_used.as_secs_f64() * 1e6 / count,
+        })
     }
 }
 

@@ -77,7 +77,7 @@ impl Report {
         println!();
         let rates = self.rates.iter().map(Rates::cells);
         print_table(
-            &["series", "subject", "a second (min–max)", "p50 µs", "p99 µs"],
+            &["series", "subject", "a second (min–max)", "p50 µs", "p99 µs", "CPU µs"],
             &rates.collect::<Vec<_>>(),
         );
         Ok(())
@@ -134,6 +134,7 @@ impl Rates {
             format!("{:.0} ({:.0}–{:.0})", rate.median, rate.min, rate.max),
             format!("{:.0}", of(|sample| sample.p50_us).median),
             format!("{:.0}", of(|sample| sample.p99_us).median),
+            format!("{:.1}", of(|sample| sample.cpu_us).median),
         ]
     }
 }
@@ -176,7 +177,10 @@ mod tests {
     use super::*;
 
     fn samples(rates: &[f64]) -> Vec<Sample> {
-        rates.iter().map(|rate| Sample { rate: *rate, p50_us: 1e6 / rate, p99_us: 0.0 }).collect()
+        rates
+            .iter()
+            .map(|rate| Sample { rate: *rate, p50_us: 1e6 / rate, p99_us: 0.0, cpu_us: 0.0 })
+            .collect()
     }
 
     #[test]

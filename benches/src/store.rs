@@ -21,15 +21,14 @@ use tokio::task::JoinSet;
 use crate::Plan;
 use crate::baseline::{ByHand, Indexes};
 use crate::keys::Keys;
-use crate::measure::{Comparison, Sample, Subject, Target, now, series};
+use crate::measure::{Comparison, Sample, Stretch, Subject, Target, now, series};
 use crate::report::Report;
 use crate::runtime::workers;
 
 /// Whose keys they are.
 pub(crate) const SCOPE: &str = "2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae";
 /// What is stored.
-pub(crate) const REPLY_BODY: &str =
-    r#"{"id":"ch_0123456789abcdef","amount":100,"currency":"EUR","status":"succeeded"}"#;
+pub(crate) const REPLY_BODY: &str = crate::upstream::REPLY_BODY;
 
 /// The stores against a loop by hand. Each round starts on an empty file.
 pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
@@ -164,14 +163,15 @@ async fn pairs(
     policy: OnLeaseEnd,
     time: Duration,
 ) -> Result<Sample> {
-    let start = now();
+    let stretch = Stretch::start();
+    let end = now() + time;
     let mut tasks = JoinSet::new();
     for _ in 0..callers {
         let (store, keys) = (store.clone(), keys.clone());
         tasks.spawn(async move {
             let mut times = Vec::new();
             let mut begun = now();
-            while begun - start < time {
+            while begun < end {
                 pair(&*store, &keys, policy).await?;
                 let ended = now();
                 times.push(ended - begun);
@@ -186,7 +186,7 @@ async fn pairs(
     while let Some(done) = tasks.join_next().await {
         times.extend(done??);
     }
-    Sample::new(times, now() - start)
+    Sample::new(times, &stretch)
 }
 
 async fn pair(store: &dyn Store, keys: &Keys, policy: OnLeaseEnd) -> Result<()> {
