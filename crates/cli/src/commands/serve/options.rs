@@ -57,7 +57,7 @@ pub(crate) struct Serve {
     /// All callers share one scope: for an upstream with a single client
     #[arg(long, help_heading = "What is guarded")]
     pub(super) scope_none: bool,
-    /// A file with a secret of at least 32 bytes: scopes become an HMAC under it
+    /// A file with a secret of at least 16 bytes: scopes become an HMAC under it
     #[arg(long, value_name = "FILE", help_heading = "What is guarded")]
     pub(super) scope_secret_file: Option<PathBuf>,
     /// What makes a request the same request, besides method, path and query

@@ -1,0 +1,117 @@
+//! `onlyonce keys` on the store of a gateway that is at work.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use testkit::{Answer, Upstream, wait_for, wait_until};
+
+use crate::common::{Gateway, pay};
+use crate::{held, numbered};
+
+async fn json(gateway: &Gateway, args: &[&str]) -> Value {
+    let (ok, said) = gateway.keys(&[args, &["--json"]].concat()).await;
+    assert!(ok, "{said}");
+    serde_json::from_str(&said).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_live_lease_is_seen_and_refused_and_by_force_its_owner_is_fenced() {
+    let (upstream, first_run) = held().await;
+    let folder = tempfile::tempdir().unwrap();
+    let gateway = Gateway::start(&upstream.url(), folder.path(), &["--lease", "2s"]).await;
+    let first = tokio::spawn(pay(gateway.client(), "order-7"));
+    wait_until("the upstream runs", || upstream.count() == 1).await;
+
+    let listed = json(&gateway, &["list"]).await;
+    assert_eq!(
+        (&listed["records"][0]["key"], &listed["records"][0]["state"]),
+        (&"order-7".into(), &"in_progress".into())
+    );
+    assert_eq!(json(&gateway, &["stats"]).await["in_progress"], 1);
+    assert_eq!(json(&gateway, &["show", "order-7"]).await["attempt"], 1);
+    let release = ["release", "order-7", "--reason", "the service says it refused"];
+    let resolve = ["resolve", "order-7", "--status", "200", "--body", "x", "--reason", "r"];
+    for refused in [&release[..], &resolve] {
+        let (ok, said) = gateway.keys(refused).await;
+        assert!(!ok && said.contains("is being worked on") && said.contains("--force"), "{said}");
+    }
+    let (ok, said) = gateway.keys(&[&release[..], &["--force"]].concat()).await;
+    assert!(ok, "{said}");
+
+    // The owner learns of it with its next renewal; from then on a retry runs.
+    let second = wait_for("a retry runs", async || {
+        let answer = pay(gateway.client(), "order-7").await.unwrap();
+        (answer.status == 201).then_some(answer)
+    })
+    .await;
+    assert_eq!((second.text(), second.header("idempotency-replayed")), ("run 2", None));
+    assert_eq!(upstream.last().header("idempotency-attempt"), Some("2"));
+    drop(first_run);
+    let first = first.await.unwrap().unwrap();
+    assert_eq!(
+        (first.status, first.text()),
+        (201, "run 2"),
+        "the fenced owner answers with the record's reply"
+    );
+    assert_eq!(pay(gateway.client(), "order-7").await.unwrap().text(), "run 2");
+    assert_eq!(upstream.count(), 2);
+    let audit = json(&gateway, &["audit"]).await;
+    let entry = &audit["entries"][0];
+    assert_eq!((&entry["action"], &entry["before"]), (&"release".into(), &"in_progress".into()));
+    assert_eq!(entry["reason"], "the service says it refused");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_outcome_is_resolved_or_released_under_the_running_gateway() {
+    let upstream = Upstream::start(|seen| match seen.number {
+        1 | 2 => Answer::reset(),
+        run => Answer::new(201, format!("run {run}")),
+    })
+    .await;
+    let folder = tempfile::tempdir().unwrap();
+    let gateway = Gateway::start(&upstream.url(), folder.path(), &[]).await;
+    for key in ["happened", "did-not"] {
+        let answer = pay(gateway.client(), key).await.unwrap();
+        assert_eq!((answer.status, answer.code().as_str()), (504, "outcome-unknown"));
+        let retry = pay(gateway.client(), key).await.unwrap();
+        assert_eq!((retry.status, retry.code().as_str()), (409, "outcome-unknown"));
+    }
+    assert_eq!(json(&gateway, &["list", "--state", "unknown"]).await["records"].as_array().unwrap().len(), 2);
+    std::fs::write(folder.path().join("reply.json"), "{\"charge\": \"ch_81\"}\n").unwrap();
+    let body = format!("@{}", folder.path().join("reply.json").display());
+    let resolve = ["resolve", "happened", "--status", "201", "--body", &body, "--reason", "ch_81"];
+    assert!(gateway.keys(&resolve).await.0);
+    assert!(gateway.keys(&["release", "did-not", "--reason", "no charge"]).await.0);
+    for _ in 0..2 {
+        let retry = pay(gateway.client(), "happened").await.unwrap();
+        assert_eq!((retry.status, retry.text()), (201, "{\"charge\": \"ch_81\"}\n"), "exactly these bytes");
+        assert_eq!(retry.header("idempotency-replayed"), Some("true"));
+    }
+    let retry = pay(gateway.client(), "did-not").await.unwrap();
+    assert_eq!((retry.status, retry.text(), retry.header("idempotency-replayed")), (201, "run 3", None));
+    assert_eq!(upstream.count(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn replies_are_given_up_by_force_and_purged_when_they_have_expired() {
+    let upstream = numbered(Duration::ZERO).await;
+    let folder = tempfile::tempdir().unwrap();
+    let gateway = Gateway::start(&upstream.url(), folder.path(), &["--cache-bytes", "0"]).await;
+    assert_eq!(pay(gateway.client(), "k").await.unwrap().text(), "run 1");
+    let release = ["release", "k", "--reason", "r"];
+    let (ok, said) = gateway.keys(&release).await;
+    assert!(!ok && said.contains("has a reply already"), "{said}");
+    assert!(gateway.keys(&[&release[..], &["--force"]].concat()).await.0);
+    assert_eq!(pay(gateway.client(), "k").await.unwrap().text(), "run 2");
+
+    let brief = ["--lease", "500ms", "--retention", "1s", "--cache-bytes", "0"];
+    let brief = Gateway::start(&upstream.url(), folder.path(), &brief).await;
+    assert_eq!(pay(brief.client(), "brief").await.unwrap().text(), "run 3");
+    let removed = wait_for("it expires", async || {
+        json(&gateway, &["purge"]).await["removed"].as_u64().filter(|removed| *removed > 0)
+    })
+    .await;
+    assert_eq!(removed, 1);
+    assert_eq!(pay(brief.client(), "brief").await.unwrap().text(), "run 4");
+    assert_eq!(pay(gateway.client(), "k").await.unwrap().text(), "run 2", "this one has not expired");
+}
