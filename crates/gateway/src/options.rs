@@ -71,6 +71,15 @@ impl GatewayOptions {
             docs_url: None,
         }
     }
+
+    /// How long a guarded operation may take before its client is told that the outcome is unknown: what connecting and
+    /// the upstream may take, and a second, so that it is the proxy that gives up first and says why; past it a reply
+    /// whose body trickles in.
+    pub fn work_timeout(&self) -> Duration {
+        // Connecting is TCP and, for h2c, a handshake.
+        let connecting = self.connect_timeout.saturating_mul(2);
+        self.upstream_timeout.saturating_add(connecting).saturating_add(Duration::from_secs(1))
+    }
 }
 
 /// The upstream: `http://HOST[:PORT]`, or `h2c://HOST[:PORT]` for HTTP/2 with prior knowledge.

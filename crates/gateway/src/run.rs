@@ -18,7 +18,7 @@ use crate::server::{Drained, serve};
 /// The engine of a gateway on this store: an unknown outcome is held, since a proxy cannot know that an upstream is safe
 /// to repeat, and the work may take as long as the upstream. Everything else is the builder's to set.
 pub fn engine(store: Arc<dyn Store>, options: &GatewayOptions) -> Builder {
-    Idempotency::builder_for(store).hold().work_timeout(options.upstream_timeout)
+    Idempotency::builder_for(store).hold().work_timeout(options.work_timeout())
 }
 
 /// Serves until `stop` is over: guarded requests run once, everything else passes through.

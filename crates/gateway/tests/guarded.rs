@@ -1,4 +1,4 @@
-//! H9, H24, H25 and H26 through the whole gateway, on memory and on SQLite: what runs once, what a failing upstream
+//! H9, H13, H15, H24, H25 and H26 through the whole gateway, on memory and on SQLite: what runs once, what a failing upstream
 //! means, and what a shutdown leaves.
 
 #![allow(clippy::unwrap_used, reason = "a failing test says where")]
@@ -6,6 +6,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::Gateway;
@@ -147,6 +148,40 @@ async fn no_whole_answer_is_unknown_and_held_until_resolved() {
                 assert_eq!(upstream.count(), before + 1, "{name} {url} {key}: it ran again");
             }
         }
+    }
+}
+
+#[tokio::test]
+async fn a_reply_whose_body_never_ends_is_given_up_and_never_run_again() {
+    let (stores, _dir) = stores().await;
+    for (name, store) in stores {
+        let (body, answer) = Answer::channel();
+        body.send("half".into()).unwrap();
+        let answer = parking_lot::Mutex::new(Some(answer));
+        let upstream = Upstream::start(move |_| answer.lock().take().expect("it runs once")).await;
+        let quick = |options: &mut onlyonce_gateway::GatewayOptions| {
+            options.upstream_timeout = Duration::from_millis(200);
+            options.connect_timeout = Duration::from_millis(500);
+        };
+        let lease = Duration::from_secs(1);
+        let gateway = Gateway::guarded(&upstream.url(), store, quick, |b| b.lease(lease)).await;
+        let first = pay(&gateway, "k").await;
+        assert_eq!((first.status, first.code().as_str()), (504, "outcome-unknown"), "{name}");
+        wait_for("nobody renews the lease any more", async || {
+            let retry = pay(&gateway, "k").await;
+            assert_eq!(retry.status, 409, "{name}: {retry:?}");
+            (retry.code() == "outcome-unknown").then_some(())
+        })
+        .await;
+        // The end comes after all: it resolves the record.
+        drop(body);
+        let replay = wait_for("the late end", async || {
+            let retry = pay(&gateway, "k").await;
+            (retry.status == 200).then_some(retry)
+        })
+        .await;
+        assert_eq!((replay.text(), replayed(&replay)), ("half", true), "{name}");
+        assert_eq!(upstream.count(), 1, "{name}");
     }
 }
 
@@ -301,5 +336,93 @@ async fn an_operation_that_outlives_the_shutdown_keeps_its_lease() {
         let response = pay(&next, "k").await;
         assert_eq!((response.status, response.code().as_str()), (409, "in-progress"), "{name}");
         assert_eq!(upstream.count(), 1, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_long_reply_is_read_to_its_end_when_the_client_leaves_and_its_replay_is_empty() {
+    // More than all sockets between hold: the upstream gets rid of it only when somebody reads.
+    const PIECES: usize = 256;
+    let (stores, _dir) = stores().await;
+    for (name, store) in stores {
+        let (runs, ends) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let counters = (runs.clone(), ends.clone());
+        let upstream = RawUpstream::start(move |_, mut connection| {
+            let (runs, ends) = counters.clone();
+            async move {
+                connection.read_head().await;
+                connection.read_exact(10).await;
+                runs.fetch_add(1, Ordering::SeqCst);
+                let length = PIECES * (64 << 10);
+                let head = format!(
+                    "HTTP/1.1 200 OK\r\nETag: \"1\"\r\nX-Charge: 7\r\nContent-Length: {length}\r\n\r\n"
+                );
+                connection.write(head).await;
+                for _ in 0..PIECES {
+                    if !connection.write(vec![b'x'; 64 << 10]).await {
+                        return;
+                    }
+                }
+                ends.fetch_add(1, Ordering::SeqCst);
+            }
+        })
+        .await;
+        let gateway = Gateway::guarded(&upstream.url(), store, |_| {}, |b| b).await;
+        let request = gateway.client().post("/pay").key("k").body("amount=100");
+        let mut first = request.send_streaming().await.unwrap();
+        assert_eq!((first.status.as_u16(), first.headers["etag"].as_bytes()), (200, &b"\"1\""[..]), "{name}");
+        first.chunk().await.unwrap().expect("a piece of the body");
+        drop(first);
+        wait_until("the rest is read", || ends.load(Ordering::SeqCst) == 1).await;
+        let replay = pay(&gateway, "k").await;
+        assert_eq!((replay.status, replay.body.len(), replayed(&replay)), (200, 0, true), "{name}");
+        assert_eq!(replay.header("idempotency-replay"), Some("omitted"));
+        assert_eq!((replay.header("etag"), replay.header("x-charge")), (None, Some("7")));
+        assert_eq!(runs.load(Ordering::SeqCst), 1, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn trailers_empty_bodies_and_lengths_are_replayed_as_they_were() {
+    let (stores, _dir) = stores().await;
+    for (name, store) in stores {
+        let upstream = Upstream::start(|seen| match seen.path() {
+            "/trailers" => Answer::chunks(["bo", "dy"], Duration::ZERO).trailer("x-sum", "9f"),
+            "/chunked" => Answer::chunks(["bo", "dy"], Duration::ZERO),
+            "/empty" => Answer::new(201, ""),
+            path => Answer::new(path[1..].parse().unwrap(), ""),
+        })
+        .await;
+        let gateway = Gateway::guarded(&upstream.url(), store, |_| {}, |b| b).await;
+        for (runs, (path, status, body, trailers)) in [
+            ("/trailers", 200, "body", 1),
+            ("/chunked", 200, "body", 0),
+            ("/empty", 201, "", 0),
+            ("/204", 204, "", 0),
+            ("/304", 304, "", 0),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            for (copy, client) in [gateway.client(), gateway.client(), gateway.h2c()].into_iter().enumerate()
+            {
+                let answer = client.post(path).key(path).header("te", "trailers").send().await.unwrap();
+                let seen = (answer.status, answer.text(), answer.trailers.len(), replayed(&answer));
+                assert_eq!(seen, (status, body, trailers, copy > 0), "{name} {path} {copy}");
+                let length = body.len().to_string();
+                match (status, trailers) {
+                    (204 | 304, _) | (_, 1) => assert_eq!(answer.header("content-length"), None, "{path}"),
+                    // HTTP/2 says by other means that nothing follows.
+                    _ if body.is_empty() => {
+                        assert!(matches!(answer.header("content-length"), None | Some("0")))
+                    }
+                    _ => assert_eq!(answer.header("content-length"), Some(&*length), "{name} {path} {copy}"),
+                }
+            }
+            assert_eq!(upstream.count(), runs + 1, "{name} {path}");
+        }
+        let without = gateway.client().post("/trailers").key("/trailers").send().await.unwrap();
+        assert_eq!((without.text(), without.trailers.len(), replayed(&without)), ("body", 0, true), "{name}");
+        assert_eq!(without.header("content-length"), Some("4"), "{name}");
     }
 }

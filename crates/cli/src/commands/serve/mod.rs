@@ -31,7 +31,7 @@ impl Serve {
     async fn serve(self) -> Result<(), Failure> {
         // Everything that can be wrong is found before anything is opened or bound.
         let options = self.gateway_options();
-        let policy = self.policy()?;
+        let policy = self.policy(&options)?;
         let scope = self.scope_source()?;
         let secret = self.scope_secret()?;
         let store = self.store.open().await?;
@@ -80,7 +80,7 @@ impl Serve {
             .map_err(|error| Failure::Usage(error.to_string()))
     }
 
-    fn policy(&self) -> Result<Policy, Failure> {
+    fn policy(&self, options: &GatewayOptions) -> Result<Policy, Failure> {
         let policy = Policy {
             lease: self.lease,
             retention: self.retention,
@@ -88,7 +88,7 @@ impl Serve {
             on_lease_end: self.on_unknown.on_lease_end(),
             max_attempts: self.max_attempts,
             // The gateway's work is the call of the upstream.
-            work_timeout: self.upstream_timeout,
+            work_timeout: options.work_timeout(),
         };
         policy.check().map_err(|error| Failure::Usage(error.to_string()))?;
         Ok(policy)
