@@ -138,7 +138,7 @@ impl SqliteStore {
     /// # Errors
     /// [`StoreErrorKind::Unfit`] when the connection is to another file, or when its `synchronous` is weaker than FULL,
     /// for its commit could then be lost. [`StoreErrorKind::Conflict`] when another writer went first: roll back and
-    /// run the transaction again. [`StoreErrorKind::Timeout`] when the database was held all the time. After any
+    /// run the transaction again. A transaction begun with [`TransactionBehavior::Immediate`] never meets it. [`StoreErrorKind::Timeout`] when the database was held all the time. After any
     /// error, roll back.
     ///
     /// # Cost

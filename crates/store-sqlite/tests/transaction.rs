@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::*;
 use onlyonce_core::{ClaimOutcome, Reply, Store, StoreError, StoreErrorKind};
-use onlyonce_store_sqlite::rusqlite::{self, Connection, Transaction};
+use onlyonce_store_sqlite::rusqlite::{self, Connection, Transaction, TransactionBehavior};
 use onlyonce_store_sqlite::{OnceOutcome, SqliteStore, TxClaim, TxFailure, TxOptions};
 
 async fn with_orders(path: &Path) -> SqliteStore {
@@ -69,7 +69,7 @@ async fn a_leased_record_is_seen_by_transactions() {
     acquired(store.claim(&op("held"), &held).await.unwrap());
     store.mark_unknown(&op("held"), held.token).await.unwrap();
     let mut conn = Connection::open(&path).unwrap();
-    let tx = conn.transaction().unwrap();
+    let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
     let seen = claim(&store, &tx, "live").unwrap();
     assert!(matches!(seen, TxClaim::InProgress { .. }), "{seen:?}");
     let seen = claim(&store, &tx, "held").unwrap();
