@@ -233,14 +233,14 @@ async fn ensure(owner: Option<&Context>) -> Result<(), Failure> {
     }
 }
 
-/// Whether the upstream says that it did not touch the request (RFC 9113 §8.7).
+/// Whether the upstream says that it did not touch the request (RFC 9113 §8.7): it refused the stream, or it said GOAWAY
+/// with a last stream below this one. A stream that GOAWAY leaves alone ends by its own answer or by the connection's end.
 fn was_refused(error: &hyper::Error) -> bool {
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
         if let Some(error) = error.downcast_ref::<h2::Error>() {
-            return error.is_remote()
-                && error.is_reset()
-                && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+            let refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+            return error.is_remote() && (refused || error.is_go_away());
         }
         cause = error.source();
     }

@@ -295,10 +295,10 @@ async fn a_busy_upstream_that_closes_idle_connections_costs_nobody_anything() {
     assert!(upstream.connections() > 8, "connections were closed and replaced");
 }
 
-#[tokio::test]
-async fn a_stream_refused_by_an_h2_upstream_was_not_sent() {
-    // The server's side of HTTP/2, just enough to refuse the first stream.
-    let upstream = RawUpstream::start(|_, mut connection| async move {
+/// The server's side of HTTP/2, just enough to answer the head of the first stream with these bytes and then, if so asked,
+/// to close the connection.
+async fn h2_answering(frames: &'static [u8], close: bool) -> RawUpstream {
+    RawUpstream::start(move |_, mut connection| async move {
         connection.read_exact(24).await;
         connection.write(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00").await;
         loop {
@@ -306,16 +306,49 @@ async fn a_stream_refused_by_an_h2_upstream_was_not_sent() {
             let len = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
             connection.read_exact(len).await;
             match head[3] {
-                1 => drop(connection.write(b"\x00\x00\x04\x03\x00\x00\x00\x00\x01\x00\x00\x00\x07").await),
+                1 => {
+                    connection.write(frames).await;
+                    if close {
+                        return;
+                    }
+                }
                 4 if head[4] == 0 => drop(connection.write(b"\x00\x00\x00\x04\x01\x00\x00\x00\x00").await),
                 _ => {}
             }
         }
     })
-    .await;
-    let mut proxy = proxy(&format!("h2c://{}", upstream.addr()), |_| {});
-    let (status, end, body) = post(&mut proxy, true).await;
-    assert_eq!((status, end, code(&body)), (502, NOT_SENT, "upstream-unreachable"));
+    .await
+}
+
+#[tokio::test]
+async fn an_h2_upstream_that_says_it_did_not_touch_a_request_did_not_get_it() {
+    let refused_stream = b"\x00\x00\x04\x03\x00\x00\x00\x00\x01\x00\x00\x00\x07";
+    // GOAWAY: no error, last stream 0; an internal error, last stream 0.
+    let go_away = b"\x00\x00\x08\x07\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00";
+    let go_away_in_error = b"\x00\x00\x08\x07\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02";
+    for (frames, close) in
+        [(&refused_stream[..], false), (go_away, false), (go_away, true), (go_away_in_error, true)]
+    {
+        let upstream = h2_answering(frames, close).await;
+        let mut proxy = proxy(&format!("h2c://{}", upstream.addr()), |_| {});
+        let (status, end, body) = post(&mut proxy, true).await;
+        assert_eq!((status, end, code(&body)), (502, NOT_SENT, "upstream-unreachable"), "{frames:?} {close}");
+    }
+}
+
+#[tokio::test]
+async fn an_h2_upstream_that_goes_away_after_it_took_the_request_may_have_run_it() {
+    // GOAWAY, last stream 1: ours.
+    let go_away = b"\x00\x00\x08\x07\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x00";
+    let go_away_in_error = b"\x00\x00\x08\x07\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x02";
+    // The stream reset in error, and the connection just closed.
+    let reset = b"\x00\x00\x04\x03\x00\x00\x00\x00\x01\x00\x00\x00\x02";
+    for (frames, close) in [(&go_away[..], true), (go_away_in_error, true), (reset, false), (b"", true)] {
+        let upstream = h2_answering(frames, close).await;
+        let mut proxy = proxy(&format!("h2c://{}", upstream.addr()), |_| {});
+        let (status, end, body) = post(&mut proxy, true).await;
+        assert_eq!((status, end, code(&body)), (502, NO_ANSWER, "upstream-failed"), "{frames:?} {close}");
+    }
 }
 
 #[tokio::test]
