@@ -106,6 +106,15 @@ fn each_rule_on_the_graph_can_fail() {
     }
 }
 
+// `cargo run` at the root is the program, so that the first command of the README is short.
+#[test]
+fn the_default_member_is_the_program() {
+    let metadata = real_metadata();
+    let members = metadata["workspace_default_members"].as_array().expect("default members");
+    assert_eq!(members.len(), 1, "{members:?}");
+    assert!(members[0].as_str().expect("an id").contains("/crates/cli#"), "{members:?}");
+}
+
 #[test]
 fn dev_dependencies_are_free() {
     let mut metadata = real_metadata();

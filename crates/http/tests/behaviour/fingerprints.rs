@@ -14,6 +14,7 @@ use crate::harness::{
 
 on_every_store! {
     h6_method_path_query_and_body_join,
+    h6_every_byte_of_a_long_body_joins,
     h6_nested_routers_join_with_their_whole_path,
     h6_canonical_json_by_option,
     h6_selected_members_and_headers_by_option,
@@ -41,6 +42,21 @@ async fn h6_method_path_query_and_body_join(store: TestStore) {
         assert_problem(&send(method, target, body).await.unwrap(), 422, "key-reused");
     }
     assert_replay_of(&send(Method::POST, "/pay?currency=eur", "100").await.unwrap(), &first);
+    assert_eq!(server.runs(), 1);
+}
+
+async fn h6_every_byte_of_a_long_body_joins(store: TestStore) {
+    let server = Server::counting(&store, |layer| layer).await;
+    let body = vec![b'x'; 1 << 20];
+    let send = |body: Vec<u8>| server.client().post("/pay").key("k").body(body).send();
+    let first = send(body.clone()).await.unwrap();
+    for at in [0, 30_000, body.len() / 2, body.len() - 1] {
+        let mut other = body.clone();
+        other[at] = b'y';
+        assert_problem(&send(other).await.unwrap(), 422, "key-reused");
+    }
+    assert_problem(&send(body[1..].to_vec()).await.unwrap(), 422, "key-reused");
+    assert_replay_of(&send(body).await.unwrap(), &first);
     assert_eq!(server.runs(), 1);
 }
 
