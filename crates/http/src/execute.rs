@@ -23,7 +23,7 @@ use crate::budget::Permit;
 use crate::classify::Ending;
 use crate::collect::{Cut, Room, collect};
 use crate::fingerprint::Comparison;
-use crate::headers::{storable, strip_body_headers};
+use crate::headers::{storable, strip_body_headers, strip_ours};
 use crate::problem::{Code, Problem};
 use crate::report::{KeyHash, Report, ReportFn, Verdict};
 use crate::service::Shared;
@@ -312,13 +312,17 @@ impl<RB> Run<RB> {
         execution: Execution,
         ending: Ending,
         mut parts: response::Parts,
-        whole: Whole,
+        mut whole: Whole,
     ) {
+        let settings = self.shared.settings.clone();
+        if let Some(trailers) = &mut whole.trailers {
+            strip_ours(trailers, &settings.replayed);
+        }
         let reply = || {
-            let trailers = whole.trailers.as_deref().cloned().unwrap_or_default();
+            let stored = |fields: &HeaderMap| storable(fields, &settings.not_stored);
             Reply::new(parts.status.as_u16(), whole.data.clone())
-                .with_headers(storable(&parts.headers, &self.shared.settings.not_stored))
-                .with_trailers(trailers)
+                .with_headers(stored(&parts.headers))
+                .with_trailers(whole.trailers.as_deref().map(stored).unwrap_or_default())
         };
         let verdict = match ending {
             Ending::Definitive | Ending::NoStore => {
@@ -385,6 +389,8 @@ impl<RB> Run<RB> {
         let accepts_trailers = self.client.accepts_trailers;
         self.permit.shrink_to(prefix.len());
         self.answer.send(verdict, Response::from_parts(parts, ReplyBody::stream(to_client)));
+        let settings = self.shared.settings.clone();
+        let body = pin!(body.map_frame(|frame| without_ours(frame, &settings)));
         let pump = AssertUnwindSafe(pump(body, prefix, frames.clone(), accepts_trailers, patience));
         if pump.catch_unwind().await.is_err() {
             let _ = frames.send(Err("the service behind panicked in the middle of its reply".into())).await;
@@ -490,6 +496,17 @@ async fn pump<R>(
     }
     let until = Instant::now() + patience;
     while let Ok(Some(Ok(_))) = timeout_at(until, body.frame()).await {}
+}
+
+/// Trailers without what only we may say.
+fn without_ours(frame: Frame<Bytes>, settings: &Settings) -> Frame<Bytes> {
+    match frame.into_trailers() {
+        Ok(mut trailers) => {
+            strip_ours(&mut trailers, &settings.replayed);
+            Frame::trailers(trailers)
+        }
+        Err(frame) => frame,
+    }
 }
 
 /// Runs a request whose store cannot be asked, as its settings allow.

@@ -112,6 +112,16 @@ async fn a_store_that_is_not_fit_is_named_and_left_alone() {
     assert!(!folder.path().join("a.db").exists(), "what is wrong is found before a file is made");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_in_use_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let started = Gateway::start_on(&address, "http://127.0.0.1:9", folder.path(), &[]).await;
+    let said = started.err().expect("nobody else can listen there").to_string();
+    assert!(said.contains(&format!("cannot listen on {address}")) && said.contains("in use"), "{said}");
+}
+
 /// By default `onlyonce.db` in the working folder, for its owner's eyes alone, readable with the sqlite3 shell.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_default_file_is_private_and_the_sqlite3_shell_reads_it() {

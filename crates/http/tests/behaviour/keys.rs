@@ -2,15 +2,22 @@
 
 use std::time::Duration;
 
-use http::Method;
-use onlyonce_http::{Guarded, KeyRule};
-use testkit::{RawConnection, send_raw};
+use axum::Router;
+use axum::routing::post;
+use http::{Method, StatusCode};
+use onlyonce_core::OnLeaseEnd;
+use onlyonce_engine::Policy;
+use onlyonce_http::{Guarded, IdempotencyLayer, KeyRule, Preset};
+use testkit::{Client, RawConnection, send_raw};
 
-use crate::harness::{Server, TestStore, assert_problem, assert_replay_of, on_every_store};
+use crate::harness::{
+    Server, ServerOptions, TestStore, assert_problem, assert_replay_of, on_every_store, serve,
+};
 
 on_every_store! {
     h1_only_guarded_methods_look_at_the_key,
     h1_the_guard_is_configurable_by_method_and_path,
+    h1_each_route_has_its_own_policy,
     h2_quoted_and_bare_are_one_key,
     h2_quoted_only_by_option,
     h3_a_missing_key_is_refused_or_ignored,
@@ -64,6 +71,36 @@ async fn h1_the_guard_is_configurable_by_method_and_path(store: TestStore) {
     let other = paths.client().post("/other").send().await.unwrap();
     assert_eq!((other.status, other.header("idempotency-status")), (201, Some("ignored")));
     assert_eq!(paths.runs(), 1);
+}
+
+async fn h1_each_route_has_its_own_policy(store: TestStore) {
+    let idem = ServerOptions::new(&store).idem();
+    let held = idem.with_policy(Policy { on_lease_end: OnLeaseEnd::Hold, ..idem.policy().clone() }).unwrap();
+    let answer = |status| post(async move || (StatusCode::from_u16(status).unwrap(), "answer"));
+    let route = |status, layer: IdempotencyLayer| answer(status).layer(layer);
+    let (addr, task) = serve(
+        Router::new()
+            .route("/optional", route(201, IdempotencyLayer::new(&idem).optional()))
+            .route("/stripe", route(500, IdempotencyLayer::new(&idem).preset(Preset::Stripe)))
+            .route("/held", route(504, IdempotencyLayer::new(&held)))
+            .route("/plain", answer(201)),
+    )
+    .await;
+    let send = |path, key: &str| Client::new(addr).post(path).key(key).send();
+    let without = Client::new(addr).post("/optional").send().await.unwrap();
+    assert_eq!((without.status, without.header("idempotency-status")), (201, Some("ignored")));
+    assert_problem(&Client::new(addr).post("/stripe").send().await.unwrap(), 400, "key-missing");
+    assert_eq!(send("/stripe", "a").await.unwrap().header("idempotent-replayed"), None);
+    assert_eq!(send("/stripe", "a").await.unwrap().header("idempotent-replayed"), Some("true"));
+    assert_eq!(send("/held", "b").await.unwrap().status, 504);
+    assert_problem(&send("/held", "b").await.unwrap(), 409, "outcome-unknown");
+    // One store: a key of one route is not another's.
+    assert_problem(&send("/optional", "a").await.unwrap(), 422, "key-reused");
+    for _ in 0..2 {
+        let plain = send("/plain", "not,a,key").await.unwrap();
+        assert_eq!((plain.status, plain.header("idempotency-replayed")), (201, None));
+    }
+    task.abort();
 }
 
 async fn h2_quoted_and_bare_are_one_key(store: TestStore) {

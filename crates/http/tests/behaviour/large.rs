@@ -19,6 +19,7 @@ on_every_store! {
     h13_a_long_reply_is_recorded_first_and_streams_through,
     h13_a_stream_is_recorded_first_and_streams_through,
     h13_a_long_reply_is_read_to_its_end_when_the_client_goes,
+    h13_a_reply_without_an_end_is_not_read_for_ever_for_nobody,
     h13_a_long_reply_that_breaks_off_is_broken_off,
     h13_a_long_reply_that_panics_is_broken_off,
     h13_a_transient_stream_is_released,
@@ -162,6 +163,20 @@ async fn h13_a_long_reply_is_read_to_its_end_when_the_client_goes(store: TestSto
     }
     drop(pieces);
     assert_eq!(server.runs(), 1);
+}
+
+async fn h13_a_reply_without_an_end_is_not_read_for_ever_for_nobody(store: TestStore) {
+    let options =
+        ServerOptions::new(&store).policy(|policy| policy.work_timeout = Duration::from_millis(300));
+    let (server, pieces) = streaming(options, event_stream).await;
+    let mut first = server.client().post("/watch").key("k").body("1").send_streaming().await.unwrap();
+    // A client that listens may do so for as long as it likes.
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    pieces.send(Ok("1".into())).await.unwrap();
+    assert_eq!(first.chunk().await.unwrap().unwrap(), "1");
+    drop(first);
+    testkit::within("it is given up", pieces.closed()).await;
+    assert_omitted(&server.client().post("/watch").key("k").body("1").send().await.unwrap(), 200);
 }
 
 async fn h13_a_long_reply_that_breaks_off_is_broken_off(store: TestStore) {

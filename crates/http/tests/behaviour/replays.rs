@@ -17,6 +17,7 @@ on_every_store! {
     h15_empty_bodies_and_lengths_are_right,
     h16_a_replay_is_the_first_answer,
     h16_the_marker_cannot_be_forged,
+    h16_trailers_cannot_forge_it_either,
     h16_the_marker_has_a_configurable_name,
     h17_what_is_of_the_moment_is_not_stored,
     h18_the_expiry_is_advertised_by_option,
@@ -186,6 +187,37 @@ async fn h16_the_marker_cannot_be_forged(store: TestStore) {
     let replay = send("POST", Some("k")).await;
     assert_eq!(replay.header_all("idempotency-replayed"), ["true"]);
     assert_eq!(server.hits()[0].headers["idempotency-key"], "k");
+}
+
+async fn h16_trailers_cannot_forge_it_either(store: TestStore) {
+    let server = Server::start(
+        &store,
+        |layer| layer.max_stored_body(10),
+        |hit: Hit| async move {
+            let mut trailers = HeaderMap::new();
+            for name in ["x-sum", "idempotency-replayed", "idempotency-status", "set-cookie"] {
+                trailers.insert(name, HeaderValue::from_static("1"));
+            }
+            let body = if hit.uri.path() == "/long" { "longer than it may be" } else { "short" };
+            let frames = [Frame::data(Bytes::from(body)), Frame::trailers(trailers)];
+            let frames = futures_util::stream::iter(frames.map(Ok::<_, std::io::Error>));
+            reply(200, Body::new(StreamBody::new(frames)))
+        },
+    )
+    .await;
+    let send = |path: &'static str| Client::h2c(server.addr()).post(path).key(path).send();
+    let names = |answer: &testkit::ClientResponse| {
+        let mut names: Vec<_> = answer.trailers.keys().map(|name| name.as_str().to_owned()).collect();
+        names.sort();
+        names
+    };
+    for path in ["/short", "/long"] {
+        assert_eq!(names(&send(path).await.unwrap()), ["set-cookie", "x-sum"], "{path}");
+    }
+    // What is of the moment is not stored as a trailer either.
+    assert_eq!(names(&send("/short").await.unwrap()), ["x-sum"]);
+    assert!(names(&send("/long").await.unwrap()).is_empty());
+    assert_eq!(server.runs(), 2);
 }
 
 async fn h16_the_marker_has_a_configurable_name(store: TestStore) {
