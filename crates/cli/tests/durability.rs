@@ -1,5 +1,6 @@
-//! The record is on disk before the last byte of the reply is sent: shown by the order of the system calls, since the
-//! page cache survives a kill -9 and would hide a missing sync.
+//! What must be on disk before a message leaves: the claim before the upstream is asked, the record before the last byte
+//! of the reply. Shown by the order of the system calls, since the page cache survives a kill -9 and would hide a missing
+//! sync.
 
 #![allow(clippy::unwrap_used, reason = "a test program")]
 
@@ -11,8 +12,8 @@ use std::time::Duration;
 use common::{Gateway, pay};
 use testkit::{Answer, Process, Upstream};
 
-/// One traced payment: whether a sync of the log came between the upstream's answer and the reply to the client.
-async fn synced_before_the_reply(store: &str) -> bool {
+/// The system calls of one payment through the gateway, in order.
+async fn traced(store: &str) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     let upstream = Upstream::start(|_| Answer::ok("THE-UPSTREAM-ANSWER")).await;
     let trace = folder.path().join("trace");
@@ -36,36 +37,63 @@ async fn synced_before_the_reply(store: &str) -> bool {
     assert_eq!((answer.status, answer.text()), (200, "THE-UPSTREAM-ANSWER"));
     // The tracer is told, and ends its child: strace passes the signal on and writes the rest of its log.
     gateway.process.sigterm().unwrap();
-    testkit::wait_for("the trace of the reply", async || reply_position(&trace).map(drop)).await;
+    testkit::wait_for("the trace of the reply", async || reply(&lines(&trace)).map(drop)).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
-    let lines = std::fs::read_to_string(&trace).unwrap();
-    let lines: Vec<_> = lines.lines().collect();
-    let is_read = |line: &str| line.contains("read") || line.contains("recv");
-    let from = lines
-        .iter()
-        .position(|l| is_read(l) && l.contains("THE-UPSTREAM-ANSWER"))
-        .expect("the answer was read");
-    let to = reply_position(&trace).expect("the reply was written");
-    assert!(from < to, "the upstream's answer is read before the reply is written");
-    lines[from..to].iter().any(|line| line.contains("fdatasync") || line.contains("fsync"))
+    lines(&trace)
 }
 
-/// The line that writes the reply to the client.
-fn reply_position(trace: &Path) -> Option<usize> {
-    let text = std::fs::read_to_string(trace).ok()?;
-    text.lines().position(|line| {
-        let is_write = ["write(", "writev(", "sendto(", "sendmsg("].iter().any(|call| line.contains(call));
-        is_write && line.contains("HTTP/1.1 200") && line.contains("THE-UPSTREAM-ANSWER")
+fn lines(trace: &Path) -> Vec<String> {
+    std::fs::read_to_string(trace).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+fn is_read(line: &str) -> bool {
+    ["read(", "readv(", "recvfrom(", "recvmsg("].iter().any(|call| line.contains(call))
+        || line.contains("read resumed")
+        || line.contains("recvfrom resumed")
+}
+
+fn is_write(line: &str) -> bool {
+    ["write(", "writev(", "sendto(", "sendmsg("].iter().any(|call| line.contains(call))
+}
+
+/// The call that writes the reply to the client.
+fn reply(trace: &[String]) -> Option<usize> {
+    trace.iter().position(|line| {
+        is_write(line) && line.contains("HTTP/1.1 200") && line.contains("THE-UPSTREAM-ANSWER")
     })
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_record_is_synced_before_the_reply_is_sent() {
-    assert!(synced_before_the_reply("sqlite:onlyonce.db").await);
+/// Whether a sync came to its end between two calls.
+fn synced(trace: &[String], from: Option<usize>, to: Option<usize>) -> bool {
+    let (from, to) = (from.expect("the message came in"), to.expect("the message went out"));
+    assert!(from < to, "in before out");
+    // Ended, not only begun.
+    trace[from..to].iter().any(|line| line.contains("sync") && line.ends_with("= 0"))
 }
 
-/// The same check finds a store that does not sync: it can fail.
+/// Between the request of the client and that to the upstream.
+fn claim_is_synced(trace: &[String]) -> bool {
+    let came = trace.iter().position(|line| is_read(line) && line.contains("POST /pay"));
+    let sent = trace.iter().position(|line| is_write(line) && line.contains("POST /pay"));
+    synced(trace, came, sent)
+}
+
+/// Between the upstream's answer and the reply to the client.
+fn record_is_synced(trace: &[String]) -> bool {
+    let came = trace.iter().position(|line| is_read(line) && line.contains("THE-UPSTREAM-ANSWER"));
+    synced(trace, came, reply(trace))
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn without_syncs_the_check_fails() {
-    assert!(!synced_before_the_reply("sqlite:onlyonce.db?synchronous=off").await);
+async fn claim_and_record_are_synced_before_the_messages_that_rest_on_them() {
+    let trace = traced("sqlite:onlyonce.db").await;
+    assert!(claim_is_synced(&trace), "the upstream was asked on a claim that a power cut could take back");
+    assert!(record_is_synced(&trace), "the client was told of a record that a power cut could take back");
+}
+
+/// The same checks find a store that does not sync: they can fail.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_syncs_the_checks_fail() {
+    let trace = traced("sqlite:onlyonce.db?synchronous=off").await;
+    assert!(!claim_is_synced(&trace) && !record_is_synced(&trace));
 }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::*;
-use onlyonce_core::{ClaimOutcome, CompleteOutcome, Store, StoreErrorKind};
+use onlyonce_core::{ClaimOutcome, ClaimRequest, CompleteOutcome, Store, StoreErrorKind};
 use onlyonce_store_sqlite::{Durability, SqliteStore};
 
 const ROLE: &str = "ONLYONCE_SQLITE_TEST_ROLE";
@@ -66,6 +66,8 @@ async fn play(role: &str, path: &Path) {
         "race" => race(&store).await,
         "load" => load(&store).await,
         "pair" | "pair-unsafe" => pair(&store).await,
+        "claim-hold" => claim(&store, hold()).await,
+        "claim-take-over" => claim(&store, take_over()).await,
         other => panic!("no role {other}"),
     }
 }
@@ -109,6 +111,12 @@ async fn pair(store: &SqliteStore) {
         }
         other => println!("\n{other:?}"),
     }
+}
+
+// A claim alone.
+async fn claim(store: &SqliteStore, request: ClaimRequest) {
+    acquired(store.claim(&op("claim"), &request).await.unwrap());
+    println!("\nacked pair");
 }
 
 fn command(program: &Path, role: &str, path: &Path) -> Command {
@@ -240,6 +248,13 @@ fn program_for_all(folder: &Path) -> PathBuf {
 fn a_completion_is_synced_before_it_is_answered() {
     assert!(synced_before_the_answer("pair"));
     assert!(!synced_before_the_answer("pair-unsafe"), "this test must be able to fail");
+}
+
+/// A held claim that a power cut took back would be run twice; one that may be taken over costs what an ended lease costs.
+#[test]
+fn a_claim_is_synced_before_it_is_answered_where_nobody_may_take_over() {
+    assert!(synced_before_the_answer("claim-hold"));
+    assert!(!synced_before_the_answer("claim-take-over"), "a sync that nobody needs");
 }
 
 fn synced_before_the_answer(role: &str) -> bool {

@@ -81,6 +81,19 @@ async fn a_step_forward_expires_no_reply_and_pauses_the_purge() {
 }
 
 #[tokio::test]
+async fn the_purge_pauses_when_the_clocks_part_by_over_a_minute() {
+    for step in [TestClock::step_wall_forward, TestClock::step_wall_back] {
+        let (_folder, path) = place();
+        let clock = TestClock::new();
+        let store = open(&path, &clock, "a").await;
+        step(&clock, Duration::from_secs(60));
+        assert_eq!(store.purge(&purge()).await.unwrap(), Purged::default());
+        step(&clock, Duration::from_millis(1));
+        assert!(store.purge(&purge()).await.unwrap().paused);
+    }
+}
+
+#[tokio::test]
 async fn a_step_that_has_stood_for_an_hour_is_accepted_by_all() {
     let (_folder, path) = place();
     let clock = TestClock::new();
