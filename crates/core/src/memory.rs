@@ -2,12 +2,14 @@
 
 mod admin;
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
+use foldhash::quality::RandomState;
 use parking_lot::Mutex;
 
 use crate::admin::AuditEntry;
@@ -47,7 +49,7 @@ type Ends = BTreeSet<(Duration, OperationId)>;
 
 #[derive(Debug, Default)]
 struct Shard {
-    rows: HashMap<OperationId, Row>,
+    rows: HashMap<OperationId, Row, RandomState>,
     // By end, completed rows apart from leases, so that `purge` never scans and held rows never stand in the way.
     completed_ends: Ends,
     lease_ends: Ends,
@@ -75,6 +77,10 @@ enum RowState {
 }
 
 impl Row {
+    fn is_completed(&self) -> bool {
+        matches!(self.state, RowState::Completed { .. })
+    }
+
     // What the purge goes by.
     fn end(&self) -> Duration {
         match self.state {
@@ -101,7 +107,7 @@ impl MemoryStore {
         let shards = (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect();
         Self {
             shards,
-            hasher: RandomState::new(),
+            hasher: RandomState::default(),
             clock,
             records_max_per_shard: 1_000_000 / SHARDS,
             audit: Arc::default(),
@@ -172,9 +178,18 @@ impl MemoryStore {
 
 impl Shard {
     fn put(&mut self, id: &OperationId, row: Row) {
-        self.remove(id);
         self.ends(&row.state).insert((row.end(), id.clone()));
-        self.rows.insert(id.clone(), row);
+        let end = (row.end(), row.is_completed());
+        let old = match self.rows.entry(id.clone()) {
+            Entry::Vacant(place) => {
+                place.insert(row);
+                return;
+            }
+            Entry::Occupied(mut place) => place.insert(row),
+        };
+        if (old.end(), old.is_completed()) != end {
+            self.ends(&old.state).remove(&(old.end(), id.clone()));
+        }
     }
 
     fn remove(&mut self, id: &OperationId) -> Option<Row> {

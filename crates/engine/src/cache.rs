@@ -19,6 +19,8 @@ struct Entry {
     // On the boot clock: an entry is served until the one, and its record expires at the other.
     served_until: Duration,
     expires: Duration,
+    // The cache asks more than once.
+    weight_bytes: u64,
 }
 
 /// A hit: the fingerprint is the caller's to compare, before anything else.
@@ -31,9 +33,8 @@ pub(crate) struct Hit {
 struct ByBytes;
 
 impl Weighter<OperationId, Entry> for ByBytes {
-    fn weight(&self, id: &OperationId, entry: &Entry) -> u64 {
-        let names = id.scope.as_str().len() + id.key.as_str().len();
-        (size_of::<(OperationId, Entry)>() + names + 96 + entry.stored.reply.weight_bytes()) as u64
+    fn weight(&self, _: &OperationId, entry: &Entry) -> u64 {
+        entry.weight_bytes
     }
 }
 
@@ -64,11 +65,14 @@ impl ReplayCache {
         now: Duration,
     ) {
         let Some(entries) = &self.entries else { return };
+        let names = id.scope.as_str().len() + id.key.as_str().len();
+        let overhead = size_of::<(OperationId, Entry)>() + 96;
         let entry = Entry {
             fingerprint: *fingerprint,
             stored: stored.clone(),
             served_until: now + self.ttl.min(stored.remaining),
             expires: now + stored.remaining,
+            weight_bytes: (overhead + names + stored.reply.weight_bytes()) as u64,
         };
         entries.insert(id.clone(), entry);
     }

@@ -4,11 +4,12 @@
 //! moves it, any number of followers watch. The table saves work only: correctness is the store's.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use foldhash::quality::RandomState;
 use onlyonce_core::{ClaimOutcome, Fingerprint, Operation, OperationId, Reply, StoredReply};
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -20,7 +21,7 @@ const SHARDS: usize = 32;
 
 #[derive(Debug, Default)]
 struct Shard {
-    flights: HashMap<OperationId, Arc<Flight>>,
+    flights: HashMap<OperationId, Arc<Flight>, RandomState>,
     // Owners of dead leases in whose place somebody asks the store. They are renewed all the same: until the store says
     // otherwise the operation is theirs. Rare, so a list will do.
     displaced: Vec<(OperationId, Arc<Flight>)>,
@@ -96,7 +97,7 @@ pub(crate) struct Leader {
 impl Flights {
     pub(crate) fn new() -> Arc<Self> {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Arc::new(Self { shards, hasher: RandomState::new() })
+        Arc::new(Self { shards, hasher: RandomState::default() })
     }
 
     /// Joins the flight of this operation, or starts it.
@@ -168,12 +169,21 @@ impl Flight {
     pub(crate) fn take_succession(&self) -> bool {
         !self.successor_taken.swap(true, Ordering::Relaxed)
     }
+
+    fn enter(&self, mut phase: Phase) {
+        self.phase.send_if_modified(|current| {
+            std::mem::swap(current, &mut phase);
+            // Most flights have no followers, and waking nobody costs as much as waking somebody. One that subscribes
+            // too late to be counted here cannot have looked yet, for looking needs the lock that is held here.
+            self.phase.receiver_count() > 0
+        });
+    }
 }
 
 impl Leader {
     /// The operation is this process's now.
     pub(crate) fn working(&self, live: Arc<Live>) {
-        self.flight.phase.send_replace(Phase::Working(live));
+        self.flight.enter(Phase::Working(live));
     }
 
     /// Another process has it: followers need not wait for this leader to know.
@@ -201,7 +211,7 @@ impl Leader {
     fn finish(&mut self, end: End) {
         self.ended = true;
         self.table.remove(&self.id, &self.flight);
-        self.flight.phase.send_replace(Phase::Ended(end));
+        self.flight.enter(Phase::Ended(end));
     }
 }
 
