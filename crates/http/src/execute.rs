@@ -1,4 +1,4 @@
-//! The detached task of a guarded request: claim, work, record, answer. No client can cancel it.
+//! The detached work of a guarded request: claim, work, record, answer. No client can cancel it.
 
 use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};

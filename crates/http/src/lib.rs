@@ -20,6 +20,7 @@ mod body;
 mod budget;
 mod classify;
 mod collect;
+mod detached;
 mod execute;
 mod fingerprint;
 pub mod headers;

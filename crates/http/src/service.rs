@@ -1,4 +1,4 @@
-//! The service: decides, refuses early, reads the body, answers from memory, and leaves the rest to a task.
+//! The service: decides, refuses early, reads the body, answers from memory, and leaves the rest to work that outlives the client.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -21,6 +21,7 @@ use crate::answer::{self, ClientTraits, GuardStatus};
 use crate::body::{BoxError, ReplyBody, RequestBody, Whole};
 use crate::budget::Permit;
 use crate::collect::{Cut, Room, collect};
+use crate::detached::Detached;
 use crate::execute::{Answer, Job, Reporter, execute};
 use crate::fingerprint::{Comparison, original_uri};
 use crate::headers::strip_ours;
@@ -198,9 +199,9 @@ where
     }
     let (to, answer) = oneshot::channel();
     let job = Job { shared: shared.clone(), service, parts, body, operation, permit, client };
-    tokio::spawn(execute(job, Answer::new(to, reporter)));
-    // Without an answer the runtime is shutting down in the middle of it.
-    answer.await.unwrap_or_else(|_| answer::refuse(answer::outcome_unknown(shared.idem.policy()), settings))
+    let work = Detached::new(execute(job, Answer::new(to, reporter)), answer);
+    // Without an answer something of ours has failed in the middle of it.
+    work.await.unwrap_or_else(|| answer::refuse(answer::outcome_unknown(shared.idem.policy()), settings))
 }
 
 async fn read_body<B>(settings: &Settings, body: B, permit: &mut Permit) -> Result<Whole, Problem>
