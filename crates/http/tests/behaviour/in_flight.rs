@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use testkit::{PATIENCE, wait_until};
+use onlyonce_core::StateName;
+use testkit::{PATIENCE, RawConnection, wait_until};
 
 use crate::harness::{
     Gate, Hit, Server, ServerOptions, TestStore, assert_problem, assert_replay_of, on_every_store, reply,
@@ -13,6 +14,7 @@ on_every_store! {
     h8_a_copy_can_wait_for_the_result,
     h8_a_copy_in_another_process_can_wait_too,
     h8_a_wait_that_is_over_is_a_409,
+    h8_a_copy_that_is_refused_or_goes_away_changes_nothing,
     h8_after_a_transient_end_one_waiter_runs,
 }
 
@@ -100,6 +102,30 @@ async fn h8_a_wait_that_is_over_is_a_409(store: TestStore) {
     gate.open();
     first.await.unwrap().unwrap();
     assert_eq!(server.runs(), 1);
+}
+
+async fn h8_a_copy_that_is_refused_or_goes_away_changes_nothing(store: TestStore) {
+    let gate = Gate::closed();
+    let server = Server::start(&store, |layer| layer.wait(PATIENCE), gated(&gate)).await;
+    let other = Server::start(&store, |layer| layer, gated(&gate)).await;
+    let first = tokio::spawn(server.client().post("/pay").key("k").body("1").send());
+    wait_until("it runs", || server.runs() == 1).await;
+    let mut gone = RawConnection::open(server.addr()).await;
+    gone.write("POST /pay HTTP/1.1\r\nhost: a\r\nidempotency-key: k\r\ncontent-length: 1\r\n\r\n1").await;
+    wait_until("a copy waits", || server.idem.waiting() == 1).await;
+    gone.reset();
+    assert_problem(&server.pay("k", "2").await, 422, "key-reused");
+    assert_in_progress(&other.pay("k", "1").await, 5);
+    assert_problem(&other.pay("k", "2").await, 422, "key-reused");
+    let record = || async { store.admin.list(&Default::default()).await.unwrap().records.remove(0) };
+    let before = record().await;
+    assert_eq!((before.state, before.attempt), (StateName::InProgress, 1));
+    gate.open();
+    let first = first.await.unwrap().unwrap();
+    assert_eq!((first.status, first.header("idempotency-status")), (200, None));
+    assert_replay_of(&server.pay("k", "1").await, &first);
+    assert_replay_of(&other.pay("k", "1").await, &first);
+    assert_eq!((server.runs(), other.runs(), record().await.state), (1, 0, StateName::Completed));
 }
 
 async fn h8_after_a_transient_end_one_waiter_runs(store: TestStore) {

@@ -70,6 +70,31 @@ async fn a_step_of_the_wall_clock_between_claim_and_complete_takes_nothing_over(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn h8_retry_after_grows_with_the_works_age_and_never_passes_the_lease() {
+    let clock = TestClock::new();
+    for (name, store) in TestStore::each_on(&clock).await {
+        let gate = Gate::closed();
+        let (owner, other) = two(&store, &clock, OnLeaseEnd::TakeOver, &gate).await;
+        Faults::set(&store.faults.renew, Fault::Refused(StoreErrorKind::Unavailable));
+        let first = tokio::spawn(owner.client().post("/pay").key("k").body("1").send());
+        wait_until("the owner works", || owner.runs() == 1).await;
+        // At an age of 0 s, 12 s and 28 s of a lease of 30 s.
+        for (by, least, most) in [(0, 1, 2), (12, 4, 5), (16, 2, 2)] {
+            clock.advance(Duration::from_secs(by));
+            for server in [&owner, &other] {
+                for _ in 0..5 {
+                    let copy = server.pay("k", "1").await;
+                    let after: u64 = copy.header("retry-after").expect("a Retry-After").parse().unwrap();
+                    assert!((least..=most).contains(&after), "{name}: {after}, not {least} to {most}");
+                }
+            }
+        }
+        gate.open();
+        first.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_step_of_the_wall_clock_a_dead_owners_lease_still_ends() {
     for (direction, step) in STEPS {
         for policy in POLICIES {
