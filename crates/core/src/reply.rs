@@ -6,6 +6,9 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+/// The longest body that [`Reply::detached`] copies: no connection's buffer is longer.
+const DETACHED_BODY_BYTES_MAX: usize = 64 << 10;
+
 /// The answer of an operation: status, headers, body, trailers. Cheap to clone, never changed once made.
 ///
 /// Outside HTTP the status is 200 for success and 422 for a definitive failure.
@@ -136,6 +139,21 @@ impl Reply {
         std::mem::size_of::<Parts>() + self.0.body.len() + fields(&self.0.headers) + fields(&self.0.trailers)
     }
 
+    /// The same reply in memory of its own, for those who keep it: header values, and bodies up to 64 KiB, are copied
+    /// into one piece. As it came it may hold on to the whole buffer of a connection.
+    #[must_use]
+    pub fn detached(&self) -> Self {
+        let Parts { status, headers, body, trailers, omitted } = &*self.0;
+        let short = if body.len() <= DETACHED_BODY_BYTES_MAX { &body[..] } else { &[] };
+        let values = headers.values().chain(trailers.values()).map(HeaderValue::as_bytes);
+        let all: Vec<u8> = values.chain([short]).collect::<Vec<_>>().concat();
+        let mut rest = Bytes::from(all);
+        let headers = fields_from(headers, &mut rest);
+        let trailers = fields_from(trailers, &mut rest);
+        let body = if short.is_empty() { body.clone() } else { rest };
+        Self(Arc::new(Parts { status: *status, headers, body, trailers, omitted: *omitted }))
+    }
+
     /// The stored form of everything but status and body: a header block as on the wire, readable by people,
     /// safe for any bytes since a header value has no line breaks. Lines that start with `:` are ours.
     ///
@@ -189,6 +207,18 @@ impl Reply {
     }
 }
 
+/// The same fields with values cut off the front of `values`, which holds them in this order.
+fn fields_from(fields: &HeaderMap, values: &mut Bytes) -> HeaderMap {
+    let mut own = HeaderMap::with_capacity(fields.keys_len());
+    for (name, value) in fields {
+        let mut copy = HeaderValue::from_maybe_shared(values.split_to(value.len()))
+            .expect("the bytes of a header value are one");
+        copy.set_sensitive(value.is_sensitive());
+        own.append(name.clone(), copy);
+    }
+    own
+}
+
 fn encode_fields(out: &mut Vec<u8>, map: &HeaderMap) {
     for (name, value) in map {
         out.extend_from_slice(name.as_str().as_bytes());
@@ -230,6 +260,32 @@ mod tests {
         assert_eq!(Reply::decode(201, &head, reply.body().clone()).unwrap(), reply);
         let omitted = reply.omitting_body();
         assert_eq!(Reply::decode(201, &omitted.encode_head(), Bytes::new()).unwrap(), omitted);
+    }
+
+    #[test]
+    fn detached_it_holds_on_to_no_buffer_and_is_the_same() {
+        for body_bytes in [0, 3, DETACHED_BODY_BYTES_MAX] {
+            let buffer = Bytes::from(vec![b'a'; 2 * DETACHED_BODY_BYTES_MAX]);
+            let value = |range| HeaderValue::from_maybe_shared(buffer.slice(range)).unwrap();
+            let mut secret = value(9..11);
+            secret.set_sensitive(true);
+            let mut trailers = HeaderMap::new();
+            trailers.append("checksum", value(5..9));
+            let reply = Reply::new(201, buffer.slice(11..11 + body_bytes))
+                .with_header(HeaderName::from_static("x-a"), value(0..2))
+                .with_header(HeaderName::from_static("x-b"), HeaderValue::from_static(""))
+                .with_header(HeaderName::from_static("x-a"), value(2..5))
+                .with_header(HeaderName::from_static("x-b"), secret)
+                .with_trailers(trailers);
+            let detached = reply.detached();
+            assert_eq!(detached, reply);
+            assert!(detached.headers().get_all("x-b").iter().last().unwrap().is_sensitive());
+            assert_eq!(detached.encode_head(), reply.encode_head());
+            drop(reply);
+            assert!(buffer.is_unique(), "{body_bytes}");
+        }
+        let omitted = Reply::new(200, Bytes::new()).omitting_body();
+        assert_eq!(omitted.detached(), omitted);
     }
 
     #[test]

@@ -69,7 +69,8 @@ impl ReplayCache {
         let overhead = size_of::<(OperationId, Entry)>() + 96;
         let entry = Entry {
             fingerprint: *fingerprint,
-            stored: stored.clone(),
+            // In memory of its own, or the weight would not be the truth: a small body may pin a connection's buffer.
+            stored: StoredReply { reply: stored.reply.detached(), ..*stored },
             served_until: now + self.ttl.min(stored.remaining),
             expires: now + stored.remaining,
             weight_bytes: (overhead + names + stored.reply.weight_bytes()) as u64,
@@ -102,6 +103,19 @@ mod tests {
             expires_at: at + remaining,
             remaining,
         }
+    }
+
+    #[test]
+    fn an_entry_pins_no_buffer_of_a_connection() {
+        let buffer = bytes::Bytes::from(vec![b'x'; 8192]);
+        let cache = ReplayCache::new(1 << 20, Duration::from_secs(60));
+        let reply = Reply::ok(buffer.slice(0..10));
+        let kept = StoredReply { reply, ..stored(0, 60) };
+        cache.put(&id(1), &Fingerprint::of(b""), &kept, Duration::ZERO);
+        let hit = cache.find(&id(1), Duration::ZERO).unwrap();
+        assert_eq!(hit.stored.reply, kept.reply);
+        drop(kept);
+        assert!(buffer.is_unique());
     }
 
     #[test]
