@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use common::Gateway;
 use onlyonce_core::{MemoryStore, Store};
+use onlyonce_engine::Limits;
 use onlyonce_gateway::Drained;
 use onlyonce_store_sqlite::SqliteStore;
 use tempfile::TempDir;
@@ -103,6 +104,40 @@ async fn an_upstream_that_is_not_there_frees_the_key() {
         assert_eq!((response.status, response.text(), replayed(&response)), (201, "paid", false), "{name}");
         assert!(replayed(&pay(&gateway, "k").await));
         assert_eq!(upstream.count(), 1, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_stalls_in_its_body_is_given_up_and_its_place_is_free_again() {
+    let (stores, _dir) = stores().await;
+    for (name, store) in stores {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let upstream = Upstream::start(move |seen| {
+            if seen.path() != "/pay" {
+                return Answer::new(201, "paid");
+            }
+            let (body, stalls) = Answer::channel();
+            body.send("a part".into()).unwrap();
+            sender.send(body).unwrap();
+            stalls
+        })
+        .await;
+        let quick = |options: &mut onlyonce_gateway::GatewayOptions| {
+            options.upstream_timeout = Duration::from_millis(200)
+        };
+        let limits = Limits { max_in_flight: 1, ..Limits::default() };
+        let gateway = Gateway::guarded(&upstream.url(), store, quick, |b| b.limits(limits)).await;
+        let first = pay(&gateway, "k").await;
+        assert_eq!((first.status, first.code().as_str()), (504, "outcome-unknown"), "{name}");
+        let _still_open = receiver.recv().unwrap();
+        wait_for("the only place in flight", async || {
+            let other = gateway.client().post("/other").key("other").body("x").send().await.unwrap();
+            (other.status == 201).then_some(())
+        })
+        .await;
+        let retry = pay(&gateway, "k").await;
+        assert_eq!((retry.status, retry.code().as_str()), (409, "outcome-unknown"), "{name}");
+        assert_eq!(upstream.count(), 2, "{name}");
     }
 }
 

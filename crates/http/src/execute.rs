@@ -295,7 +295,12 @@ impl<RB> Run<RB> {
         let Self { permit, answer, shared, deadline, .. } = self;
         let read =
             AssertUnwindSafe(collect(body, bytes_max, permit, Room::Reply(ROOM_PATIENCE))).catch_unwind();
-        let read = patiently(pin!(read), *deadline, shared, answer).await;
+        // A body that stalls would keep its key, its place in flight and its buffers for ever.
+        let given_up = Instant::now().max(*deadline) + shared.idem.policy().work_timeout;
+        let read = patiently(pin!(timeout_at(given_up, read)), *deadline, shared, answer).await;
+        let Ok(read) = read else {
+            return Read::Short("it did not end within twice the time for work".into());
+        };
         match read {
             Ok(Ok(whole)) if !self.is_head && answer::is_short(&parts.headers, parts.status, &whole.data) => {
                 Read::Short("its length is not the declared one".into())

@@ -34,7 +34,9 @@ const WAIT_MAX: Duration = Duration::from_secs(3600);
 /// store is, before its first byte leaves.
 ///
 /// # Limits
-/// Request bodies 1 MiB, stored replies 1 MiB, all buffers of one layer and its clones 64 MiB; each is a setting.
+/// Request bodies 1 MiB, stored replies 1 MiB, all buffers of one layer and its clones 64 MiB; each is a setting. A
+/// reply body that is to be stored and does not end within twice the policy's `work_timeout` is given up: the outcome
+/// is unknown.
 ///
 /// One layer for each policy: clones share their settings and their buffer budget.
 ///
@@ -68,7 +70,7 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Guards these methods instead of POST and PATCH.
+    /// Guards these methods, in any case of letters, instead of POST and PATCH.
     pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.set(|settings| {
             let guarded = match settings.guard {

@@ -90,7 +90,12 @@ impl Default for Settings {
 impl Guard {
     pub(crate) fn decide(&self, method: &Method, path: &str) -> Guarded {
         match self {
-            Self::Methods { methods, guarded } if methods.contains(method) => *guarded,
+            // Methods are case-sensitive, but many a service takes `post` for POST: no way around the guard.
+            Self::Methods { methods, guarded }
+                if methods.iter().any(|one| one.as_str().eq_ignore_ascii_case(method.as_str())) =>
+            {
+                *guarded
+            }
             Self::Methods { .. } => Guarded::No,
             Self::Function(function) => function(method, path),
         }
@@ -102,6 +107,25 @@ impl fmt::Debug for Guard {
         match self {
             Self::Methods { methods, guarded } => write!(f, "{methods:?} {guarded:?}"),
             Self::Function(_) => f.write_str("Function(…)"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_spelling_of_a_method_passes_the_guard_by() {
+        let guard = &Settings::default().guard;
+        for (method, guarded) in [
+            ("POST", Guarded::Required),
+            ("post", Guarded::Required),
+            ("pAtCh", Guarded::Required),
+            ("POSTS", Guarded::No),
+            ("GET", Guarded::No),
+        ] {
+            assert_eq!(guard.decide(&method.parse().unwrap(), "/"), guarded, "{method}");
         }
     }
 }
