@@ -197,8 +197,8 @@ pub(crate) fn is_event_stream(headers: &HeaderMap) -> bool {
 pub(crate) fn is_short(headers: &HeaderMap, status: StatusCode, body: &Bytes) -> bool {
     let mut declared = headers.get_all(header::CONTENT_LENGTH).iter();
     let Some(length) = declared.next() else { return false };
-    // A 304 declares the length of the body that it does not repeat.
-    let bodiless = status == StatusCode::NOT_MODIFIED && body.is_empty();
+    // They end with their head, whatever they declare: a 304 the length of the body that it does not repeat.
+    let bodiless = matches!(status, StatusCode::NOT_MODIFIED | StatusCode::NO_CONTENT) && body.is_empty();
     let length = length.to_str().ok().and_then(|text| text.parse::<u64>().ok());
     !bodiless && length != Some(body.len() as u64)
 }
@@ -233,5 +233,7 @@ mod tests {
         assert!(short(Some("4"), StatusCode::OK, "abc"));
         assert!(short(Some("x"), StatusCode::OK, "abc"));
         assert!(!short(Some("4"), StatusCode::NOT_MODIFIED, ""));
+        assert!(!short(Some("4"), StatusCode::NO_CONTENT, ""));
+        assert!(short(Some("4"), StatusCode::OK, ""));
     }
 }

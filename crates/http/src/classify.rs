@@ -69,7 +69,7 @@ impl Classifier {
 /// What the reply says in its header.
 fn said(reply: &Parts) -> Option<Ending> {
     let value = reply.headers.get(IDEMPOTENCY_OUTCOME)?;
-    match value.as_bytes() {
+    match &value.as_bytes().to_ascii_lowercase()[..] {
         b"definitive" => Some(Ending::Definitive),
         b"transient" => Some(Ending::Transient(None)),
         b"unknown" => Some(Ending::Unknown(None)),
@@ -186,6 +186,7 @@ mod tests {
         assert_eq!(plain.classify(&reply(None, None), 1), STORED);
         assert_eq!(plain.classify(&reply(Some("transient"), None), 1), RELEASED);
         assert_eq!(plain.classify(&reply(Some("unknown"), None), 1), UNKNOWN);
+        assert_eq!(plain.classify(&reply(Some("Unknown"), None), 1), UNKNOWN);
         assert_eq!(plain.classify(&reply(Some("no-store"), None), 1), Ending::NoStore);
         assert_eq!(plain.classify(&reply(Some("nonsense"), None), 1), STORED);
         let function: EndingFn =

@@ -93,15 +93,36 @@ pub(crate) struct ScopeRule {
     bearer_warned: Arc<AtomicBool>,
 }
 
-/// Credentials besides `Authorization`: a request that carries one is not anonymous, and must not share a scope with others.
-const CREDENTIALS: [HeaderName; 7] = [
+/// Credentials besides `Authorization`, and what a proxy that checked them says of the caller: a request that carries
+/// one is not anonymous, and must not share a scope with others.
+const CREDENTIALS: [HeaderName; 27] = [
     header::COOKIE,
     HeaderName::from_static("x-api-key"),
     HeaderName::from_static("api-key"),
     HeaderName::from_static("apikey"),
+    HeaderName::from_static("x-apikey"),
+    HeaderName::from_static("x-api-token"),
     HeaderName::from_static("x-auth-token"),
     HeaderName::from_static("x-access-token"),
+    HeaderName::from_static("x-session-token"),
+    HeaderName::from_static("private-token"),
     HeaderName::from_static("x-amz-security-token"),
+    HeaderName::from_static("x-goog-api-key"),
+    HeaderName::from_static("x-rapidapi-key"),
+    HeaderName::from_static("x-functions-key"),
+    HeaderName::from_static("ocp-apim-subscription-key"),
+    HeaderName::from_static("x-shopify-access-token"),
+    HeaderName::from_static("x-vault-token"),
+    HeaderName::from_static("x-forwarded-client-cert"),
+    HeaderName::from_static("client-cert"),
+    HeaderName::from_static("x-forwarded-access-token"),
+    HeaderName::from_static("x-forwarded-user"),
+    HeaderName::from_static("x-auth-request-user"),
+    HeaderName::from_static("remote-user"),
+    HeaderName::from_static("x-amzn-oidc-data"),
+    HeaderName::from_static("x-goog-iap-jwt-assertion"),
+    HeaderName::from_static("x-ms-client-principal"),
+    HeaderName::from_static("cf-access-jwt-assertion"),
 ];
 
 /// Schemes whose credentials differ from request to request, in lower case.
@@ -324,7 +345,7 @@ mod tests {
     #[test]
     fn a_request_without_its_principal_is_refused() {
         let default = rule(ScopeSource::Authorization);
-        for credential in ["cookie", "x-api-key", "x-auth-token"] {
+        for credential in ["cookie", "x-api-key", "x-auth-token", "x-forwarded-client-cert", "remote-user"] {
             let problem = default.scope(&parts(&[(credential, "SECRET")])).unwrap_err();
             assert_eq!(problem.code(), Code::ScopeMissing);
             let shown = format!("{problem:?}");
