@@ -176,7 +176,8 @@ async fn force_reaches_live_leases_and_completed_records() {
     assert!(
         matches!(fixture.retry(&live).await, ClaimOutcome::Completed(s) if s.reply == Reply::new(409, "no"))
     );
-    fixture.keys(&["release", "done", "--reason", "r", "--force"]).ok();
+    let released = fixture.keys(&["release", "done", "--reason", "r", "--force"]).ok();
+    assert!(released.stdout.contains("for up to 60 seconds"), "{}", released.stdout);
     assert!(matches!(fixture.retry(&done).await, ClaimOutcome::Acquired(_)));
 }
 

@@ -123,3 +123,11 @@ async fn a_body_file_that_cannot_be_read_changes_nothing() {
         .failed(2, &["over the limit of 16777216 bytes"]);
     assert!(matches!(fixture.retry(&operation).await, ClaimOutcome::Unknown { .. }));
 }
+
+#[tokio::test]
+async fn an_address_that_is_none_is_answered_with_one() {
+    for wrong in [":8080", "localhost:8080", "127.0.0.1"] {
+        let serve = run(&["serve", "--upstream", "http://127.0.0.1:1", "--listen", wrong]);
+        serve.failed(2, &["--listen", "127.0.0.1:8080"]);
+    }
+}

@@ -126,6 +126,15 @@ impl Why {
         let actor = self.actor.clone().unwrap_or_else(user_name);
         OperatorAction { actor, reason: self.reason.clone(), force: self.force }
     }
+
+    /// What is said after a change that may have replaced a reply.
+    fn caveat(&self) -> &'static str {
+        if self.force {
+            "; an earlier reply may still be replayed from the memory of a running gateway, for up to 60 seconds"
+        } else {
+            ""
+        }
+    }
 }
 
 /// The record after a change, or why there was none.

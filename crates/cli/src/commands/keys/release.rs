@@ -36,7 +36,12 @@ impl Release {
         let mut out = stdout().lock();
         match self.json {
             true => output::json(&mut out, &RecordJson::from(&*record))?,
-            false => writeln!(out, "released {}: the next retry runs", output::visible(id.key.as_str()))?,
+            false => writeln!(
+                out,
+                "released {}: the next retry runs{}",
+                output::visible(id.key.as_str()),
+                self.why.caveat()
+            )?,
         }
         Ok(())
     }

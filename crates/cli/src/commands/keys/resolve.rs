@@ -80,11 +80,12 @@ impl Resolve {
             true => output::json(&mut out, &RecordJson::from(&*record))?,
             false => writeln!(
                 out,
-                "resolved {}: every retry within {} gets status {} and a body of {} bytes",
+                "resolved {}: every retry within {} gets status {} and a body of {} bytes{}",
                 output::visible(id.key.as_str()),
                 output::duration(self.retention),
                 reply.status(),
-                reply.body().len()
+                reply.body().len(),
+                self.why.caveat()
             )?,
         }
         Ok(())

@@ -30,7 +30,7 @@ Examples:
 The store, the scope and what else an operator should know are printed at the start. SIGTERM finishes what runs.")]
 pub(crate) struct Serve {
     /// Where to listen
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080", value_parser = address)]
     pub(super) listen: SocketAddr,
     /// The API behind: http://HOST:PORT, or h2c://HOST:PORT for HTTP/2 with prior knowledge
     #[arg(long, value_name = "URL")]
@@ -164,6 +164,12 @@ impl Serve {
             .map(Some)
             .map_err(|error| Failure::Usage(format!("{doing}: {error}")))
     }
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        "write an IP address and a port, for example 127.0.0.1:8080, 0.0.0.0:8080 or [::]:8080".into()
+    })
 }
 
 fn preset(text: &str) -> Result<Preset, String> {
