@@ -111,6 +111,26 @@ async fn stopped_past_the_lease_under_hold_the_late_owner_resolves_it() {
     assert_eq!(upstream.count(), 1, "it ran once");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn stopped_past_the_upstream_timeout_the_answer_that_came_meanwhile_is_recorded() {
+    let (folder, upstream) = (tempfile::tempdir().unwrap(), numbered(Duration::from_millis(500)).await);
+    let options = ["--lease", "10s", "--upstream-timeout", "1s"];
+    let gateway = Gateway::start(&upstream.url(), folder.path(), &options).await;
+    let first = tokio::spawn(pay(gateway.client(), "k"));
+    wait_until("the upstream runs", || upstream.count() == 1).await;
+    gateway.process.sigstop().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    gateway.process.sigcont().unwrap();
+    let first = first.await.unwrap().expect("an answer");
+    assert!(matches!(first.status, 201 | 504), "{first:?}");
+    let replay = testkit::wait_for("the answer is recorded", async || {
+        pay(gateway.client(), "k").await.ok().filter(|answer| answer.status == 201)
+    })
+    .await;
+    assert_eq!(replay.text(), "{\"run\":1}");
+    assert_eq!(upstream.count(), 1, "it ran once");
+}
+
 /// Random kills under load: nothing runs twice, and what was acknowledged stays the answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn thirty_kills_under_load_run_nothing_twice_and_lose_no_answer() {

@@ -20,6 +20,9 @@ use crate::body::{OutgoingBody, Progress, UpstreamBody};
 use crate::options::{GatewayOptions, UpstreamUrl};
 use crate::pool::{Idle, Pool, exchange};
 
+/// A process that was paused sees its deadline before what came meanwhile: so long a socket is looked at once more.
+const LAST_LOOK: Duration = Duration::from_millis(50);
+
 /// How a call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
@@ -194,9 +197,15 @@ where
                 return Ok(answer);
             }
             let moved = progress.map(|progress| progress.last_moved() + self.answer_timeout);
-            match moved {
-                Some(later) if later > Instant::now() => deadline = later,
-                _ if progress.is_some_and(Progress::waits_for_client) => return Err(Failure::ClientTimeout),
+            if let Some(later) = moved.filter(|later| *later > Instant::now()) {
+                deadline = later;
+                continue;
+            }
+            if let Ok(answer) = tokio::time::timeout(LAST_LOOK, answer.as_mut()).await {
+                return Ok(answer);
+            }
+            match progress {
+                Some(progress) if progress.waits_for_client() => return Err(Failure::ClientTimeout),
                 _ => return Err(Failure::Timeout),
             }
         }
