@@ -131,3 +131,10 @@ async fn an_address_that_is_none_is_answered_with_one() {
         serve.failed(2, &["--listen", "127.0.0.1:8080"]);
     }
 }
+
+#[tokio::test]
+async fn a_gateway_that_could_serve_nothing_does_not_start() {
+    for option in ["--max-in-flight", "--max-connections"] {
+        run(&["serve", "--upstream", "http://127.0.0.1:1", option, "0"]).failed(2, &[option, "1"]);
+    }
+}

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 use http::HeaderName;
 use onlyonce_core::fingerprint::Definition;
@@ -102,10 +103,10 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Limits")]
     pub(super) shutdown_timeout: Duration,
     /// Guarded operations at once; past it 503
-    #[arg(long, value_name = "N", default_value_t = 10_000, help_heading = "Limits")]
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = at_least_one(), help_heading = "Limits")]
     pub(super) max_in_flight: usize,
     /// Connections at once; more wait in the listen queue
-    #[arg(long, value_name = "N", default_value_t = 10_000, help_heading = "Limits")]
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = at_least_one(), help_heading = "Limits")]
     pub(super) max_connections: usize,
     /// The longest request head; past it 431
     #[arg(long, value_name = "BYTES", default_value = "64KiB", value_parser = bytes, help_heading = "Limits")]
@@ -164,6 +165,10 @@ impl Serve {
             .map(Some)
             .map_err(|error| Failure::Usage(format!("{doing}: {error}")))
     }
+}
+
+fn at_least_one() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..)
 }
 
 fn address(text: &str) -> Result<SocketAddr, String> {
