@@ -14,7 +14,7 @@ use crate::flight::Flights;
 use crate::idempotency::{Idempotency, Shared};
 use crate::policy::{InvalidPolicy, Limits, Policy};
 use crate::slots::Slots;
-use crate::store_calls::{BACKGROUND_RELEASES_MAX, Contact};
+use crate::store_calls::{BACKGROUND_RELEASES_MAX, Contact, LATE_COMPLETIONS_MAX};
 
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -114,6 +114,7 @@ impl Builder {
             waiting: AtomicUsize::new(0),
             background_releases: Slots::new(BACKGROUND_RELEASES_MAX),
             unanswered_releases: Slots::new(BACKGROUND_RELEASES_MAX),
+            late_completions: Slots::new(LATE_COMPLETIONS_MAX),
             contact: Mutex::new(Contact::new()),
             shortest_lease_ms: AtomicU64::new(self.policy.lease.as_millis() as u64),
             heartbeat_wake: Arc::default(),

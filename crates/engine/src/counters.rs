@@ -31,8 +31,10 @@ counters! {
     completed,
     /// Replies recorded though the record was gone.
     completed_anew,
-    /// Replies that could not be recorded.
+    /// Replies that could not be recorded in time.
     not_recorded,
+    /// Those of them that were recorded later all the same.
+    recorded_late,
     /// Operations released.
     released,
     /// Operations that ended with an unknown outcome.

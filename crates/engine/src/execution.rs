@@ -70,7 +70,8 @@ pub enum Completed {
     Recorded(StoredReply),
     /// Another owner was faster: its reply is the answer, if it is there yet.
     Fenced(Option<StoredReply>),
-    /// The store failed until the lease was over. The effect happened; the lease is left to end.
+    /// The store failed until the lease was over. The effect happened; the lease is left to end. Recording is tried on
+    /// in the background for up to an hour, for a late completion still resolves a record that nobody took over.
     NotRecorded(EngineError),
 }
 
@@ -187,7 +188,13 @@ impl Recording {
         let sent_at = live.shared.clock.boot();
         let result = live.record(&self.reply).await;
         match self.duty.take() {
-            Some(duty) => live.finish(duty, sent_at, result),
+            Some(duty) => {
+                let completed = live.finish(duty, sent_at, result);
+                if matches!(completed, Completed::NotRecorded(_)) {
+                    live.shared.record_late(&live, &self.reply);
+                }
+                completed
+            }
             None => Completed::Fenced(None),
         }
     }
@@ -385,13 +392,17 @@ impl Live {
         self.over.store(true, Ordering::Release);
     }
 
-    async fn record(&self, reply: &Reply) -> Result<CompleteOutcome, StoreError> {
-        let completion = Completion {
+    pub(crate) fn completion(&self, reply: &Reply) -> Completion {
+        Completion {
             token: self.lease.token,
             attempt: self.lease.attempt,
             reply: reply.clone(),
             retention: self.policy.retention,
-        };
+        }
+    }
+
+    async fn record(&self, reply: &Reply) -> Result<CompleteOutcome, StoreError> {
+        let completion = self.completion(reply);
         let until = || self.deadline();
         self.shared
             .persist("complete", until, || self.shared.store.complete(&self.operation, &completion))

@@ -43,6 +43,7 @@ pub(crate) struct Shared {
     pub(crate) background_releases: Arc<Slots>,
     // Those of them that no store has answered yet.
     pub(crate) unanswered_releases: Arc<Slots>,
+    pub(crate) late_completions: Arc<Slots>,
     pub(crate) contact: Mutex<Contact>,
     pub(crate) shortest_lease_ms: AtomicU64,
     pub(crate) heartbeat_wake: Arc<Notify>,
@@ -172,12 +173,13 @@ impl Idempotency {
     }
 
     /// Stops beginning operations, then waits for those in flight, and until the store has heard of every claim that
-    /// is to be released, at most `patience`. Returns how many operations are left: they keep their leases.
+    /// is to be released and of every reply that came late, at most `patience`. Returns how many operations are left: they keep their leases.
     pub async fn shutdown(&self, patience: Duration) -> usize {
         self.shared.closing.store(true, Ordering::SeqCst);
         let quiet = async {
             self.shared.slots.idle().await;
             self.shared.unanswered_releases.idle().await;
+            self.shared.late_completions.idle().await;
         };
         let _ = timeout(patience, quiet).await;
         self.in_flight()

@@ -7,11 +7,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use onlyonce_core::{
-    ClaimOutcome, ClaimRequest, Fingerprint, Key, LeaseToken, Operation, Scope, StoreError, StoreErrorKind,
+    ClaimOutcome, ClaimRequest, CompleteOutcome, Fingerprint, Key, LeaseToken, Operation, Reply, Scope,
+    StoreError, StoreErrorKind,
 };
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::counters::add;
+use crate::execution::Live;
 use crate::idempotency::Shared;
 use crate::policy::Policy;
 use crate::random;
@@ -21,6 +23,15 @@ pub(crate) const BACKGROUND_RELEASES_MAX: usize = 1024;
 
 /// How long the store may be away before a release is given up, and the engine with its last handle kept for it.
 const RELEASE_MAX: Duration = Duration::from_secs(3600);
+
+/// Replies that wait in the background for their store; past it one is lost.
+pub(crate) const LATE_COMPLETIONS_MAX: usize = 1024;
+
+/// The longest reply, in bytes of memory, that waits whole: 32 MiB in all.
+const LATE_REPLY_BYTES_MAX: usize = 32 << 10;
+
+/// How long a reply waits for its store.
+const LATE_MAX: Duration = Duration::from_secs(3600);
 
 /// How long a claim that was sent may take to arrive.
 const LANDING_MAX: Duration = Duration::from_secs(60);
@@ -204,6 +215,42 @@ impl Shared {
                 sleep(pause).await;
                 pause = (pause * 2).min(Duration::from_secs(2));
             }
+        });
+    }
+
+    /// Keeps trying to record a reply whose lease is over: the effect happened, and what is known must not be lost only
+    /// because the store was away for longer than a lease. Whoever took over in the meantime fences it.
+    pub(crate) fn record_late(self: &Arc<Self>, live: &Arc<Live>, reply: &Reply) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let Some(slot) = self.late_completions.take() else {
+            tracing::error!("too many replies wait for the store: one is lost, and its outcome unknown");
+            return;
+        };
+        // What waits is bounded: a long reply is kept like one that is too long to be stored.
+        let long = reply.weight_bytes() > LATE_REPLY_BYTES_MAX;
+        let reply = if long { reply.clone().omitting_body() } else { reply.detached() };
+        let (shared, live) = (self.clone(), live.clone());
+        runtime.spawn(async move {
+            let _slot = slot;
+            let (completion, begun) = (live.completion(&reply), Instant::now());
+            let mut pause = Duration::from_millis(250);
+            while begun.elapsed() < LATE_MAX {
+                sleep(pause).await;
+                pause = (pause * 2).min(Duration::from_secs(5));
+                let call = shared.store.complete(&live.operation, &completion);
+                match shared.bounded("complete", shared.limits.store_timeout, call).await {
+                    Ok(CompleteOutcome::Fenced(_)) => return,
+                    Ok(_) => {
+                        add(&shared.counters.recorded_late);
+                        tracing::warn!("a reply is recorded after all, past its lease");
+                        return;
+                    }
+                    Err(_) => {}
+                }
+            }
+            tracing::error!(
+                "a reply could not be recorded for an hour and is given up; its outcome is unknown"
+            );
         });
     }
 }

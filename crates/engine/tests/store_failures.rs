@@ -214,7 +214,11 @@ async fn a_completion_that_fails_for_good_is_not_recorded_and_leaves_the_lease()
         }
         other => panic!("{other:?}"),
     }
-    assert_eq!((store.calls(Method::Complete), idem.counts().not_recorded), (1, 1));
+    assert_eq!(
+        (store.calls(Method::Complete), idem.counts().not_recorded),
+        (1, 1),
+        "not tried on for its caller"
+    );
     for idem in [&idem, &other_process(&store)] {
         assert!(is_in_progress(&idem.begin(&op()).await.unwrap()), "held until the lease ends");
     }
@@ -222,23 +226,65 @@ async fn a_completion_that_fails_for_good_is_not_recorded_and_leaves_the_lease()
     all_given_back(&idem).await;
 }
 
+/// The caller is told after a lease; what is known is not lost for that, and resolves the record when the store is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_stays_away_ends_the_tries_with_the_lease() {
+async fn a_store_that_stays_away_past_the_lease_gets_the_reply_when_it_is_back() {
     for fault in [Fault::Refuse(StoreErrorKind::Unavailable), Fault::Hang] {
         let store = FaultyStore::new();
-        let idem = brief(&store, ms(600)).store_timeout(ms(200)).build();
+        let idem = brief(&store, ms(600)).hold().store_timeout(ms(200)).build();
         let execution = acquire(&idem, &op()).await;
         store.break_all(fault);
         let ended = tokio::time::timeout(PATIENCE, execution.complete(body("done"))).await;
         assert!(matches!(ended.expect("bounded"), Completed::NotRecorded(_)), "{fault:?}");
         all_given_back(&idem).await;
-        store.heal();
         let other = other_process(&store);
-        match begin_until(&other, &op(), |begin| matches!(begin, Begin::Acquired(_))).await {
-            Begin::Acquired(execution) => assert_eq!(execution.attempt(), 2),
-            _ => unreachable!("waited for"),
-        }
+        begin_until(&other, &op(), |begin| matches!(begin, Begin::Unknown { .. })).await;
+        store.heal();
+        let replay = begin_until(&other, &op(), |begin| matches!(begin, Begin::Completed(_))).await;
+        assert_eq!(replayed(&replay), b"done", "{fault:?}");
+        assert_eq!((idem.counts().not_recorded, idem.counts().recorded_late), (1, 1));
     }
+}
+
+/// A reply too long to wait in memory is kept without its body: its operation is still never run again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_reply_that_comes_late_is_recorded_without_its_body() {
+    let store = FaultyStore::new();
+    let idem = brief(&store, ms(600)).hold().build();
+    let execution = acquire(&idem, &op()).await;
+    store.break_all(Fault::Refuse(StoreErrorKind::Unavailable));
+    let long = onlyonce_core::Reply::new(201, vec![7; 40_000]);
+    assert!(matches!(execution.complete(long).await, Completed::NotRecorded(_)));
+    store.heal();
+    match begin_until(&other_process(&store), &op(), |begin| matches!(begin, Begin::Completed(_))).await {
+        Begin::Completed(stored) => {
+            assert_eq!((stored.reply.status(), stored.reply.is_omitted()), (201, true))
+        }
+        _ => unreachable!("waited for"),
+    }
+}
+
+/// Whoever took over while the store was away for the owner fences its late reply.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_reply_does_not_replace_that_of_a_takeover() {
+    let store = FaultyStore::new();
+    let idem = brief(&store, ms(600)).build();
+    let execution = acquire(&idem, &op()).await;
+    store.break_all(Fault::Refuse(StoreErrorKind::Unavailable));
+    assert!(matches!(execution.complete(body("late")).await, Completed::NotRecorded(_)));
+    let other = other_process(&store);
+    let Begin::Acquired(second) =
+        begin_until(&other, &op(), |begin| matches!(begin, Begin::Acquired(_))).await
+    else {
+        unreachable!("waited for")
+    };
+    assert_eq!(second.attempt(), 2);
+    let tries = store.calls(Method::Complete);
+    store.heal();
+    eventually("the late reply was sent", || store.calls(Method::Complete) > tries).await;
+    assert!(matches!(second.complete(body("second")).await, Completed::Recorded(_)));
+    assert_eq!(replayed(&other_process(&store).begin(&op()).await.unwrap()), b"second");
+    assert_eq!(idem.counts().recorded_late, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -123,7 +123,8 @@ async fn an_answer_that_stalls_in_its_body_is_given_up_and_its_place_is_free_aga
         })
         .await;
         let quick = |options: &mut onlyonce_gateway::GatewayOptions| {
-            options.upstream_timeout = Duration::from_millis(200)
+            options.upstream_timeout = Duration::from_millis(200);
+            options.connect_timeout = Duration::from_millis(500);
         };
         let limits = Limits { max_in_flight: 1, ..Limits::default() };
         let gateway = Gateway::guarded(&upstream.url(), store, quick, |b| b.limits(limits)).await;

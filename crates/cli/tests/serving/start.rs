@@ -24,7 +24,7 @@ async fn the_banner_tells_upstream_store_guard_and_policy() {
         "upstream  http://127.0.0.1:",
         "store     sqlite ",
         "onlyonce.db (durable)\n",
-        "guarded   POST, PATCH; key required; scope Authorization\n",
+        "guarded   POST, PATCH; key required; scope Authorization; callers without credentials share one\n",
         "preset default; on unknown hold; lease 30s, retention 1day, wait 0s\n",
         "listening on http://127.0.0.1:",
     ] {

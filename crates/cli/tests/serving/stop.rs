@@ -55,3 +55,20 @@ async fn work_that_outlives_the_bound_keeps_its_lease_and_the_exit_code_is_0() {
     assert!(ok && listed.contains("\"in_progress\""), "{listed}");
     assert_eq!(upstream.count(), 1);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_ctrl_c_waits_for_nothing_and_releases_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let upstream = Upstream::start(|_| Answer::hang()).await;
+    let mut gateway = Gateway::start(&upstream.url(), folder.path(), &["--shutdown-timeout", "1h"]).await;
+    let running = tokio::spawn(pay(gateway.client(), "k"));
+    wait_until("the upstream runs", || upstream.count() == 1).await;
+    gateway.process.sigint().unwrap();
+    gateway.process.wait_output("Ctrl-C ends it at once").await.unwrap();
+    gateway.process.sigint().unwrap();
+    let status = gateway.process.wait_exit().await.unwrap();
+    assert_eq!(status.code(), Some(130), "{}", gateway.process.stderr());
+    assert!(running.await.unwrap().is_err());
+    let next = Gateway::start(&upstream.url(), folder.path(), &[]).await;
+    assert_eq!(pay(next.client(), "k").await.unwrap().code(), "in-progress");
+}

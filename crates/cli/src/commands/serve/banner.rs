@@ -26,7 +26,9 @@ fn guarded(serve: &Serve) -> String {
     let scope = match (&serve.scope_cookie, serve.scope_none) {
         (Some(cookie), _) => format!("cookie {cookie}"),
         (None, true) => "none".into(),
-        (None, false) if serve.scope_header.is_empty() => "Authorization".into(),
+        (None, false) if serve.scope_header.is_empty() => {
+            "Authorization; callers without credentials share one".into()
+        }
         (None, false) => serve.scope_header.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(" + "),
     };
     format!("POST, PATCH; key {key}; scope {scope}")

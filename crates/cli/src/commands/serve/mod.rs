@@ -134,7 +134,7 @@ impl Serve {
     }
 }
 
-/// SIGTERM or Ctrl-C.
+/// SIGTERM or Ctrl-C; a Ctrl-C after that waits for nothing.
 fn stop_signal() -> Result<impl Future<Output = ()>, Failure> {
     let error = |error| Failure::io("waiting for signals", &error);
     let mut terminate = signal(SignalKind::terminate()).map_err(error)?;
@@ -144,7 +144,12 @@ fn stop_signal() -> Result<impl Future<Output = ()>, Failure> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        eprintln!("stopping: no new connections; waiting for what runs");
+        eprintln!("stopping: no new connections; waiting for what runs (Ctrl-C ends it at once)");
+        tokio::spawn(async move {
+            interrupt.recv().await;
+            eprintln!("ended at once: what runs keeps its lease");
+            std::process::exit(130);
+        });
     })
 }
 
