@@ -1,6 +1,8 @@
 //! The log: one line for each guarded request, written by a thread of its own, so that a slow reader of standard error
 //! never holds up a payment. What does not fit into its queue is dropped and counted.
 
+use std::io::BufWriter;
+
 use onlyonce_http::{Report, Verdict};
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
@@ -27,7 +29,8 @@ pub(super) fn start(format: LogFormat) -> WorkerGuard {
         .buffered_lines_limit(QUEUE_LINES_MAX)
         .lossy(true)
         .thread_name("log")
-        .finish(std::io::stderr());
+        // Written out whenever the queue is empty.
+        .finish(BufWriter::with_capacity(64 << 10, std::io::stderr()));
     let level = if format == LogFormat::Quiet { "warn" } else { "info" };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let lines = tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(false);
