@@ -14,7 +14,7 @@ use onlyonce_core::{
     ReleaseOutcome, RenewOutcome, StoreError, StoreErrorKind,
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use rusqlite::Connection;
+use rusqlite::{Connection, ErrorCode};
 use tokio::sync::oneshot;
 
 use crate::boot::{Now, Timeline};
@@ -84,6 +84,13 @@ struct Waiting {
 
 const CHORES_MAX: usize = 64;
 
+/// How long a chore rests between its steps while nothing else is to be done: the turn of other processes.
+const CHORE_REST: Duration = Duration::from_millis(2);
+
+/// How long the writer sleeps between two looks at a lock that another process holds.
+const NAP_MIN: Duration = Duration::from_micros(100);
+const NAP_MAX: Duration = Duration::from_millis(1);
+
 /// Serves the queue until it is closed and empty.
 pub(crate) fn run(shared: &Shared, first: Connection) {
     let mut conn = Some(first);
@@ -113,10 +120,14 @@ enum Served {
 fn serve(shared: &Shared, conn: &Connection) -> Served {
     let session = Session { shared, conn, synced: std::cell::Cell::new(None) };
     let mut batch = Vec::new();
+    let mut chore_rests = false;
     loop {
         // Those who were just answered ask again at once: let them, so that their next operations share one sync and
         // not two. Nobody else to run: no delay.
         std::thread::yield_now();
+        if std::mem::take(&mut chore_rests) {
+            shared.queue.rest(CHORE_REST);
+        }
         let mut chore = match shared.queue.take(shared.options.batch_max, &mut batch) {
             Taken::Closed => return Served::Closed,
             Taken::Work(chore) => chore,
@@ -126,6 +137,7 @@ fn serve(shared: &Shared, conn: &Connection) -> Served {
             && chore.step(&session)
         {
             shared.queue.again(chore);
+            chore_rests = true;
         }
         broken |= !conn.is_autocommit();
         if broken {
@@ -172,7 +184,7 @@ impl Session<'_> {
             Fault::new(StoreErrorKind::Timeout, "a transaction held the database all the time")
         })?;
         self.sync(durable)?;
-        self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        self.begin()?;
         let changes = self.conn.total_changes();
         // Read after the lock is held: what was waited counts.
         let done = work(self.conn, &shared.timeline.now()).and_then(|done| {
@@ -188,6 +200,30 @@ impl Session<'_> {
             let _ = self.conn.execute_batch("ROLLBACK");
         }
         done
+    }
+
+    // SQLite's own patience doubles its naps up to a tenth of a second, and a lock that another process takes again and
+    // again is hardly ever free at the end of one. Short naps meet it.
+    fn begin(&self) -> Result<(), Fault> {
+        let patience = self.shared.options.busy_timeout;
+        let mut begin = self.conn.prepare_cached("BEGIN IMMEDIATE")?;
+        self.conn.busy_timeout(Duration::ZERO)?;
+        let (mut waited, mut nap) = (Duration::ZERO, NAP_MIN);
+        let begun = loop {
+            match begin.execute([]) {
+                Err(error)
+                    if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) && waited < patience =>
+                {
+                    std::thread::sleep(nap);
+                    waited += nap;
+                    nap = (nap * 2).min(NAP_MAX);
+                }
+                begun => break begun,
+            }
+        };
+        self.conn.busy_timeout(patience)?;
+        begun?;
+        Ok(())
     }
 
     /// Reads outside any transaction.
@@ -398,6 +434,16 @@ impl Queue {
     // A chore that needs another step: behind the others.
     fn again(&self, chore: Box<dyn Chore>) {
         self.state.lock().chores.push_back(chore);
+    }
+
+    // Sleeps for a while, or until an operation comes.
+    fn rest(&self, time: Duration) {
+        let mut state = self.state.lock();
+        if state.owners.is_empty() && state.claims.is_empty() && !state.closed {
+            state.asleep = true;
+            self.wake.wait_for(&mut state, time);
+            state.asleep = false;
+        }
     }
 
     // Sleeps until there is something.
