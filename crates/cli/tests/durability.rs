@@ -21,6 +21,8 @@ async fn traced(store: &str) -> Vec<String> {
     command
         .current_dir(folder.path())
         .args([
+            // The tracer is a grandchild: the process that is signalled, waited for and killed is the gateway itself.
+            "-D",
             "-f",
             "-s",
             "512",
@@ -32,11 +34,11 @@ async fn traced(store: &str) -> Vec<String> {
         .arg(common::PROGRAM)
         .args(["serve", "--listen", "127.0.0.1:0", "--upstream", &upstream.url(), "--store", store]);
     let process = Process::from_command(command).expect("strace is installed");
-    let gateway = Gateway::ready(process, folder.path()).await.expect("the gateway starts under strace");
+    let mut gateway = Gateway::ready(process, folder.path()).await.expect("the gateway starts under strace");
     let answer = pay(gateway.client(), "durable").await.unwrap();
     assert_eq!((answer.status, answer.text()), (200, "THE-UPSTREAM-ANSWER"));
-    // The tracer is told, and ends its child: strace passes the signal on and writes the rest of its log.
     gateway.process.sigterm().unwrap();
+    gateway.process.wait_exit().await.unwrap();
     testkit::wait_for("the trace of the reply", async || reply(&lines(&trace)).map(drop)).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     lines(&trace)
