@@ -131,6 +131,28 @@ impl MemoryStore {
         self.len() == 0
     }
 
+    /// What an owner's release and its mark of an unknown outcome share: `rest` is what stays of the row.
+    fn give_up(
+        &self,
+        operation: &Operation,
+        token: LeaseToken,
+        rest: impl FnOnce(Row) -> Option<Row>,
+    ) -> ReleaseOutcome {
+        let id = operation.id();
+        let mut shard = self.shard(id).lock();
+        let record = shard.rows.get(id).map(|row| self.record(row));
+        match decide_release(record.as_ref(), &token) {
+            ReleaseDecision::Fenced => ReleaseOutcome::Fenced,
+            ReleaseDecision::Absent => ReleaseOutcome::Absent,
+            ReleaseDecision::Apply => {
+                if let Some(row) = shard.remove(id).and_then(rest) {
+                    shard.put(id, row);
+                }
+                ReleaseOutcome::Applied
+            }
+        }
+    }
+
     fn shard(&self, id: &OperationId) -> &Mutex<Shard> {
         &self.shards[self.hasher.hash_one(id) as usize % SHARDS]
     }
@@ -301,17 +323,7 @@ impl Store for MemoryStore {
     }
 
     async fn release(&self, operation: &Operation, token: LeaseToken) -> Result<ReleaseOutcome, StoreError> {
-        let id = operation.id();
-        let mut shard = self.shard(id).lock();
-        let record = shard.rows.get(id).map(|row| self.record(row));
-        Ok(match decide_release(record.as_ref(), &token) {
-            ReleaseDecision::Fenced => ReleaseOutcome::Fenced,
-            ReleaseDecision::Absent => ReleaseOutcome::Absent,
-            ReleaseDecision::Apply => {
-                shard.remove(id);
-                ReleaseOutcome::Applied
-            }
-        })
+        Ok(self.give_up(operation, token, |_| None))
     }
 
     async fn mark_unknown(
@@ -319,20 +331,10 @@ impl Store for MemoryStore {
         operation: &Operation,
         token: LeaseToken,
     ) -> Result<ReleaseOutcome, StoreError> {
-        let id = operation.id();
-        let mut shard = self.shard(id).lock();
-        let record = shard.rows.get(id).map(|row| self.record(row));
-        Ok(match decide_release(record.as_ref(), &token) {
-            ReleaseDecision::Fenced => ReleaseOutcome::Fenced,
-            ReleaseDecision::Absent => ReleaseOutcome::Absent,
-            ReleaseDecision::Apply => {
-                if let Some(row) = shard.remove(id) {
-                    let lease_end = row.lease_end.min(self.clock.boot());
-                    shard.put(id, Row { lease_end, state: RowState::Unknown, ..row });
-                }
-                ReleaseOutcome::Applied
-            }
-        })
+        Ok(self.give_up(operation, token, |row| {
+            let lease_end = row.lease_end.min(self.clock.boot());
+            Some(Row { lease_end, state: RowState::Unknown, ..row })
+        }))
     }
 
     async fn purge(&self, request: &PurgeRequest) -> Result<Purged, StoreError> {
