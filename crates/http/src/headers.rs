@@ -63,6 +63,11 @@ const OF_THE_BODY: [HeaderName; 9] = [
     HeaderName::from_static("content-md5"),
 ];
 
+/// Whether a header of a reply is never stored, whoever makes the reply: it belongs to one connection or to one moment.
+pub fn is_never_stored(name: &HeaderName) -> bool {
+    HOP_BY_HOP.contains(name) || NEVER_STORED.contains(name)
+}
+
 /// Removes what only we may say, so that neither client nor service behind can forge it. `replayed` is the configured
 /// name of the replay marker.
 pub(crate) fn strip_ours(headers: &mut HeaderMap, replayed: &HeaderName) {

@@ -5,8 +5,10 @@ use std::io::{Read, Write, stdout};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::TRAILER;
 use http::{HeaderName, HeaderValue};
 use onlyonce_core::Reply;
+use onlyonce_http::headers::is_never_stored;
 
 use super::{Which, Why, done, parse_duration};
 use crate::failure::Failure;
@@ -48,23 +50,6 @@ pub(super) struct Resolve {
 }
 
 const BODY_BYTES_MAX: u64 = 16 * 1024 * 1024;
-
-/// Belong to one connection or one answer, so that a replay never carries a stored one.
-const NOT_STORED: &[&str] = &[
-    "alt-svc",
-    "connection",
-    "content-length",
-    "date",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-connection",
-    "set-cookie",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "www-authenticate",
-];
 
 impl Resolve {
     pub(super) async fn run(self) -> Result<(), Failure> {
@@ -111,7 +96,7 @@ fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
         HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is not a header name"))?;
     let value =
         HeaderValue::from_str(value.trim()).map_err(|_| "the value is not visible ASCII".to_owned())?;
-    if NOT_STORED.contains(&name.as_str()) || name.as_str().starts_with("idempotency-") {
+    if is_never_stored(&name) || name == TRAILER || name.as_str().starts_with("idempotency-") {
         return Err(format!("{name} is made anew for each answer and never stored"));
     }
     Ok((name, value))
