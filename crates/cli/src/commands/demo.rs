@@ -29,10 +29,7 @@ pub(crate) struct Demo {
 
 impl Demo {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .enable_all()
-            .build()
-            .map_err(|error| Failure::io("starting the runtime", &error))?;
+        let runtime = super::runtime(tokio::runtime::Builder::new_multi_thread())?;
         let told = runtime.block_on(demo::run(self.listen, self.once, self.unguarded));
         match told {
             Ok(true) => Ok(()),

@@ -1,7 +1,16 @@
 //! One file a subcommand.
 
+use tokio::runtime::{Builder, Runtime};
+
+use crate::failure::Failure;
+
 pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod explain;
 pub(crate) mod keys;
 pub(crate) mod serve;
+
+/// The runtime that a command runs on.
+fn runtime(mut builder: Builder) -> Result<Runtime, Failure> {
+    builder.enable_all().build().map_err(|error| Failure::io("starting the runtime", &error))
+}

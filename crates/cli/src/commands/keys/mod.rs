@@ -45,10 +45,7 @@ enum Command {
 
 impl Keys {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|error| Failure::io("starting the runtime", &error))?;
+        let runtime = super::runtime(tokio::runtime::Builder::new_current_thread())?;
         runtime.block_on(async {
             match self.command {
                 Command::List(command) => command.run().await,

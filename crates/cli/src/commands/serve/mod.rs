@@ -19,10 +19,7 @@ pub(crate) use options::Serve;
 
 impl Serve {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .enable_all()
-            .build()
-            .map_err(|error| Failure::io("starting the runtime", &error))?;
+        let runtime = super::runtime(tokio::runtime::Builder::new_multi_thread())?;
         // Kept to the end: dropped, it writes what is still queued.
         let _log = log::start(self.log);
         runtime.block_on(self.serve())
