@@ -5,12 +5,14 @@
 //! | [`upstream`] | [`Upstream`]: an HTTP server that counts and logs what reaches it, and answers as told |
 //! | [`raw`] | [`RawUpstream`], [`RawConnection`]: both ends of a socket, byte by byte |
 //! | [`client`] | [`Client`], [`Connection`]: an HTTP/1.1 and h2c client |
+//! | [`fault`] | [`FaultProxy`]: a network that delays, goes silent, cuts, and loses replies |
 //! | [`process`] | [`Process`]: a program that is started, signalled and killed |
 //!
 //! Every wait is bounded by [`PATIENCE`] and panics past it, naming what was waited for.
 #![allow(clippy::disallowed_methods, reason = "tests wait in real time")]
 
 pub mod client;
+pub mod fault;
 pub mod process;
 pub mod raw;
 pub mod upstream;
@@ -20,6 +22,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 pub use client::{Client, ClientResponse, Connection, StreamingResponse};
+pub use fault::FaultProxy;
 pub use process::Process;
 pub use raw::{RawConnection, RawUpstream, send_raw};
 pub use upstream::{Answer, Seen, Upstream};

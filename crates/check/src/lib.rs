@@ -1,0 +1,1 @@
+//! A black-box test of the idempotency of any API.

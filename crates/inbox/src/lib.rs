@@ -1,0 +1,1 @@
+//! At-least-once messages, applied once.
