@@ -7,14 +7,18 @@
 //! | [`client`] | [`Client`], [`Connection`]: an HTTP/1.1 and h2c client |
 //! | [`fault`] | [`FaultProxy`]: a network that delays, goes silent, cuts, and loses replies |
 //! | [`process`] | [`Process`]: a program that is started, signalled and killed |
+//! | [`service`] | servers of others: private or shared by a run, ended when nobody uses them any more |
+//! | [`postgres`] | [`Postgres`], [`PgBouncer`] |
 //!
 //! Every wait is bounded by [`PATIENCE`] and panics past it, naming what was waited for.
 #![allow(clippy::disallowed_methods, reason = "tests wait in real time")]
 
 pub mod client;
 pub mod fault;
+pub mod postgres;
 pub mod process;
 pub mod raw;
+pub mod service;
 pub mod upstream;
 
 use std::future::Future;
@@ -23,6 +27,7 @@ use std::time::{Duration, Instant};
 
 pub use client::{Client, ClientResponse, Connection, StreamingResponse};
 pub use fault::FaultProxy;
+pub use postgres::{PgBouncer, PoolMode, Postgres};
 pub use process::Process;
 pub use raw::{RawConnection, RawUpstream, send_raw};
 pub use upstream::{Answer, Seen, Upstream};
