@@ -229,7 +229,7 @@ impl Harness {
     /// Claims with a token of nobody and expects an unknown outcome; answers since when.
     pub async fn unknown_since(&self, operation: &Operation) -> SystemTime {
         match self.claim(operation, fresh_token()).await {
-            ClaimOutcome::Unknown { since } => since,
+            ClaimOutcome::Unknown { since, .. } => since,
             other => panic!("expected Unknown, got {other:?}"),
         }
     }

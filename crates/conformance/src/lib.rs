@@ -118,6 +118,11 @@ macro_rules! conformance {
                 names_of_full_length_are_kept_whole
                 scope_and_key_never_run_together
             }
+            origins {
+                every_answer_tells_the_origin_of_the_owner
+                the_origin_is_that_of_the_last_owner
+                a_completion_without_a_record_keeps_its_origin
+            }
             fingerprints {
                 a_mismatch_goes_before_every_state
                 a_mismatch_changes_nothing

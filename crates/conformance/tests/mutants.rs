@@ -37,6 +37,7 @@ enum Fault {
     KeepsOneHeaderOfAName,
     LosesTrailers,
     LosesOmission,
+    LosesOrigins,
     PurgesHeldRecords,
     PurgesWithoutBound,
     CallsItselfDurable,
@@ -64,7 +65,8 @@ impl Broken {
             Fault::IgnoresFingerprints => Fingerprint::of(""),
             _ => *operation.fingerprint(),
         };
-        Operation::new(Scope::new(scope).unwrap(), Key::new(key).unwrap(), fingerprint)
+        let origin = operation.origin().filter(|_| self.fault != Fault::LosesOrigins).cloned();
+        Operation::new(Scope::new(scope).unwrap(), Key::new(key).unwrap(), fingerprint).with_origin(origin)
     }
 
     fn reply(&self, reply: &Reply) -> Reply {
@@ -294,6 +296,7 @@ catches! {
     KeepsOneHeaderOfAName: replay::every_reply_comes_back_whole
     LosesTrailers: replay::every_reply_comes_back_whole
     LosesOmission: replay::an_omitted_body_stays_omitted
+    LosesOrigins: origins::every_answer_tells_the_origin_of_the_owner
     PurgesHeldRecords: purge::records_without_a_reply_are_kept_for_the_hold_retention
     PurgesWithoutBound: purge::a_purge_is_bounded
     CallsItselfDurable: restart::replies_outlive_a_restart

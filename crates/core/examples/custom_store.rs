@@ -20,6 +20,7 @@ struct Row {
     fingerprint: Fingerprint,
     on_lease_end: OnLeaseEnd,
     attempt: u32,
+    origin: Option<Origin>,
     token: LeaseToken,
     claimed: Duration,
     lease_end: Duration,
@@ -56,9 +57,10 @@ impl MapStore {
         let lease_left = row.lease_end.saturating_sub(now);
         let since = self.clock.wall() - now.saturating_sub(row.lease_end);
         let state = match &row.kept {
-            Kept::Completed { reply, completed_at, expires } => {
-                State::Completed { token, stored: self.stored(reply, *completed_at, *expires) }
-            }
+            Kept::Completed { reply, completed_at, expires } => State::Completed {
+                token,
+                stored: self.stored(reply, *completed_at, *expires, row.origin.clone()),
+            },
             Kept::Unknown => State::Unknown { token, since },
             Kept::InProgress => {
                 // Nothing left is over.
@@ -67,13 +69,20 @@ impl MapStore {
                 State::InProgress { token, lease, age: now - row.claimed }
             }
         };
-        Record { fingerprint: row.fingerprint, on_lease_end: row.on_lease_end, attempt: row.attempt, state }
+        let Row { fingerprint, on_lease_end, attempt, .. } = *row;
+        Record { fingerprint, on_lease_end, attempt, origin: row.origin.clone(), state }
     }
 
-    fn stored(&self, reply: &Reply, completed_at: SystemTime, expires: Duration) -> StoredReply {
+    fn stored(
+        &self,
+        reply: &Reply,
+        completed_at: SystemTime,
+        expires: Duration,
+        origin: Option<Origin>,
+    ) -> StoredReply {
         let remaining = expires.saturating_sub(self.clock.boot());
         let expires_at = self.clock.wall() + remaining;
-        StoredReply { reply: reply.clone(), completed_at, expires_at, remaining }
+        StoredReply { reply: reply.clone(), completed_at, expires_at, remaining, origin }
     }
 }
 
@@ -90,6 +99,7 @@ impl Store for MapStore {
                     fingerprint: *operation.fingerprint(),
                     on_lease_end: request.on_lease_end,
                     attempt,
+                    origin: operation.origin().cloned(),
                     token: request.token,
                     claimed,
                     lease_end: now + request.lease,
@@ -125,8 +135,8 @@ impl Store for MapStore {
     ) -> Result<CompleteOutcome, StoreError> {
         let (now, completed_at) = (self.clock.boot(), self.clock.wall());
         let (reply, expires) = (completion.reply.clone(), now + completion.retention);
-        let stored = self.stored(&reply, completed_at, expires);
-        let kept = Kept::Completed { reply, completed_at, expires };
+        let stored = |origin| self.stored(&reply, completed_at, expires, origin);
+        let kept = Kept::Completed { reply: reply.clone(), completed_at, expires };
         Ok(self.step(operation, |record, row| {
             match decide_complete(record, operation.fingerprint(), &completion.token) {
                 CompleteDecision::Fenced(reply) => CompleteOutcome::Fenced(reply),
@@ -136,22 +146,23 @@ impl Store for MapStore {
                     }
                     _ => unreachable!("already stored, so completed"),
                 },
-                // The state alone changes: fingerprint and attempt are those of the claim.
+                // The state alone changes: fingerprint, origin and attempt are those of the claim.
                 CompleteDecision::Write => {
                     *row = row.take().map(|row| Row { kept, ..row });
-                    CompleteOutcome::Stored(stored)
+                    CompleteOutcome::Stored(stored(record.and_then(|record| record.origin.clone())))
                 }
                 CompleteDecision::WriteAnew => {
                     *row = Some(Row {
                         fingerprint: *operation.fingerprint(),
                         on_lease_end: OnLeaseEnd::Hold,
                         attempt: completion.attempt,
+                        origin: operation.origin().cloned(),
                         token: completion.token,
                         claimed: now,
                         lease_end: now,
                         kept,
                     });
-                    CompleteOutcome::StoredAnew(stored)
+                    CompleteOutcome::StoredAnew(stored(operation.origin().cloned()))
                 }
             }
         }))

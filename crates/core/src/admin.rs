@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use crate::error::StoreError;
 use crate::fingerprint::Fingerprint;
 use crate::lease::OnLeaseEnd;
-use crate::operation::{Key, OperationId};
+use crate::operation::{Key, OperationId, Origin};
 use crate::reply::Reply;
 use crate::store::Store;
 
@@ -102,6 +102,8 @@ pub struct RecordView {
     pub on_lease_end: OnLeaseEnd,
     /// Runs started.
     pub attempt: u32,
+    /// The request of the last run.
+    pub origin: Option<Origin>,
     /// What is left of a live lease.
     pub lease_left: Option<Duration>,
     /// When it was first claimed.

@@ -16,6 +16,7 @@ use std::time::{Duration, SystemTime};
 use crate::admin::StateName;
 use crate::fingerprint::Fingerprint;
 use crate::lease::{LeaseToken, OnLeaseEnd};
+use crate::operation::Origin;
 use crate::reply::StoredReply;
 use crate::store::{ClaimOutcome, ClaimRequest};
 
@@ -28,6 +29,8 @@ pub struct Record {
     pub on_lease_end: OnLeaseEnd,
     /// How many runs were started, this one included.
     pub attempt: u32,
+    /// The owner's request.
+    pub origin: Option<Origin>,
     /// Where it stands.
     pub state: State,
 }
@@ -115,16 +118,19 @@ pub fn decide(record: Option<&Record>, fingerprint: &Fingerprint, request: &Clai
         return fresh(record.attempt.saturating_add(1));
     }
     if record.fingerprint != *fingerprint {
-        return Decision::Answer(Out::Mismatch { stored: record.fingerprint });
+        let origin = record.origin.clone();
+        return Decision::Answer(Out::Mismatch { stored: record.fingerprint, origin });
     }
     match &record.state {
         State::Completed { stored, .. } => Decision::Answer(Out::Completed(stored.clone())),
         State::InProgress { token, .. } | State::Unknown { token, .. } if *token == request.token => {
             Decision::Acquire { attempt: record.attempt, how: Acquire::Reentrant }
         }
-        State::Unknown { since, .. } => Decision::Answer(Out::Unknown { since: *since }),
+        State::Unknown { since, .. } => {
+            Decision::Answer(Out::Unknown { since: *since, origin: record.origin.clone() })
+        }
         State::InProgress { lease: LeaseView::Left(left), age, .. } if !left.is_zero() => {
-            Decision::Answer(Out::InProgress { lease_left: *left, age: *age })
+            Decision::Answer(Out::InProgress { lease_left: *left, age: *age, origin: record.origin.clone() })
         }
         State::InProgress { lease, age, .. } => after_the_lease(record, lease, *age, request),
         State::Freed { .. } => unreachable!("answered above"),
@@ -139,11 +145,12 @@ fn after_the_lease(record: &Record, lease: &LeaseView, age: Duration, request: &
             LeaseView::Over { since } => *since,
             LeaseView::Left(_) => SystemTime::UNIX_EPOCH,
         };
-        return Decision::Answer(ClaimOutcome::Unknown { since });
+        return Decision::Answer(ClaimOutcome::Unknown { since, origin: record.origin.clone() });
     }
     if !request.takeover_now {
         // The caller's own contact with the store was broken: the owner's may have been too, so it goes first.
-        return Decision::Answer(ClaimOutcome::InProgress { lease_left: Duration::ZERO, age });
+        let (lease_left, origin) = (Duration::ZERO, record.origin.clone());
+        return Decision::Answer(ClaimOutcome::InProgress { lease_left, age, origin });
     }
     Decision::Acquire { attempt: record.attempt.saturating_add(1), how: Acquire::TakeOver }
 }

@@ -39,7 +39,7 @@ pub use error::{StoreError, StoreErrorKind};
 pub use fingerprint::{Definition, DefinitionId, Fingerprint, FingerprintBuilder};
 pub use lease::{Lease, LeaseToken, OnLeaseEnd};
 pub use memory::MemoryStore;
-pub use operation::{InvalidName, Key, Operation, OperationId, Scope};
+pub use operation::{InvalidName, Key, Operation, OperationId, Origin, Scope};
 pub use reply::{Reply, StoredReply};
 pub use store::{
     Capabilities, ClaimOutcome, ClaimRequest, CompleteOutcome, Completion, PurgeRequest, Purged,

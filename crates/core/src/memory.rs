@@ -21,7 +21,7 @@ use crate::decide::{
 use crate::error::{StoreError, StoreErrorKind};
 use crate::fingerprint::Fingerprint;
 use crate::lease::{Lease, LeaseToken, OnLeaseEnd};
-use crate::operation::{Operation, OperationId};
+use crate::operation::{Operation, OperationId, Origin};
 use crate::reply::{Reply, StoredReply};
 use crate::store::{
     Capabilities, ClaimOutcome, ClaimRequest, CompleteOutcome, Completion, PurgeRequest, Purged,
@@ -60,6 +60,7 @@ struct Row {
     fingerprint: Fingerprint,
     on_lease_end: OnLeaseEnd,
     attempt: u32,
+    origin: Option<Origin>,
     token: LeaseToken,
     // All on the boot clock; `created` is the first claim of the record, `claimed` this owner's.
     created: Duration,
@@ -162,7 +163,8 @@ impl MemoryStore {
         let token = row.token;
         let state = match &row.state {
             RowState::Completed { reply, completed_at, expires } => {
-                State::Completed { token, stored: self.stored(reply, *completed_at, *expires) }
+                let origin = row.origin.clone();
+                State::Completed { token, stored: self.stored(reply, *completed_at, *expires, origin) }
             }
             RowState::Unknown => State::Unknown { token, since: self.wall_at(row.lease_end) },
             RowState::Freed => State::Freed { token },
@@ -175,15 +177,23 @@ impl MemoryStore {
                 age: self.clock.boot().saturating_sub(row.claimed),
             },
         };
-        Record { fingerprint: row.fingerprint, on_lease_end: row.on_lease_end, attempt: row.attempt, state }
+        let Row { fingerprint, on_lease_end, attempt, .. } = *row;
+        Record { fingerprint, on_lease_end, attempt, origin: row.origin.clone(), state }
     }
 
-    fn stored(&self, reply: &Reply, completed_at: SystemTime, expires: Duration) -> StoredReply {
+    fn stored(
+        &self,
+        reply: &Reply,
+        completed_at: SystemTime,
+        expires: Duration,
+        origin: Option<Origin>,
+    ) -> StoredReply {
         StoredReply {
             reply: reply.clone(),
             completed_at,
             expires_at: self.wall_at(expires),
             remaining: expires.saturating_sub(self.clock.boot()),
+            origin,
         }
     }
 
@@ -249,6 +259,7 @@ impl Store for MemoryStore {
             fingerprint: *operation.fingerprint(),
             on_lease_end: request.on_lease_end,
             attempt,
+            origin: operation.origin().cloned(),
             token: request.token,
             created: old.filter(|_| how != Acquire::Fresh).map_or(now, |row| row.created),
             claimed: old.filter(|_| how == Acquire::Reentrant).map_or(now, |row| row.claimed),
@@ -302,15 +313,18 @@ impl Store for MemoryStore {
         let anew = decision == CompleteDecision::WriteAnew;
         let (now, completed_at) = (self.clock.boot(), self.clock.wall());
         let expires = now.saturating_add(completion.retention);
-        let stored = self.stored(&completion.reply, completed_at, expires);
+        let old = shard.rows.get(id).filter(|_| !anew);
+        let origin = old.map_or_else(|| operation.origin().cloned(), |row| row.origin.clone());
+        let stored = self.stored(&completion.reply, completed_at, expires, origin.clone());
         let state = RowState::Completed { reply: completion.reply.clone(), completed_at, expires };
-        let row = match shard.rows.get(id) {
-            // The state alone changes: fingerprint and attempt are those of the claim.
-            Some(row) if !anew => Row { state, ..row.clone() },
-            _ => Row {
+        let row = match old {
+            // The state alone changes: fingerprint, origin and attempt are those of the claim.
+            Some(row) => Row { state, ..row.clone() },
+            None => Row {
                 fingerprint: *operation.fingerprint(),
                 on_lease_end: OnLeaseEnd::Hold,
                 attempt: completion.attempt,
+                origin,
                 token: completion.token,
                 created: now,
                 claimed: now,

@@ -21,6 +21,13 @@ pub struct Scope(Arc<str>);
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(Arc<str>);
 
+/// Which request made a record, in the words of its caller's logs: a request id, a trace, a message id. Opaque to stores,
+/// no part of the identity and never compared.
+///
+/// 1–255 bytes of UTF-8 without control characters.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Origin(Arc<str>);
+
 /// The identity of a record: scope and key, without the fingerprint.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct OperationId {
@@ -35,6 +42,7 @@ pub struct OperationId {
 pub struct Operation {
     id: OperationId,
     fingerprint: Fingerprint,
+    origin: Option<Origin>,
 }
 
 /// Why a scope or a key was refused.
@@ -99,10 +107,36 @@ impl Key {
     }
 }
 
+impl Origin {
+    /// Takes an origin as it is.
+    ///
+    /// # Errors
+    /// [`InvalidName`] when it is empty, over 255 bytes, or holds a control character.
+    pub fn new(origin: impl AsRef<str>) -> Result<Self, InvalidName> {
+        let origin = origin.as_ref();
+        if origin.is_empty() {
+            return Err(InvalidName::Empty);
+        }
+        check(origin)?;
+        Ok(Self(origin.into()))
+    }
+
+    /// The origin as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 impl Operation {
     /// Names one logical operation.
     pub fn new(scope: Scope, key: Key, fingerprint: Fingerprint) -> Self {
-        Self { id: OperationId { scope, key }, fingerprint }
+        Self { id: OperationId { scope, key }, fingerprint, origin: None }
+    }
+
+    /// Says which request asks for it. Whoever acquires the operation leaves its origin in the record.
+    #[must_use]
+    pub fn with_origin(self, origin: Option<Origin>) -> Self {
+        Self { origin, ..self }
     }
 
     /// Its identity, without the fingerprint.
@@ -125,10 +159,15 @@ impl Operation {
         &self.fingerprint
     }
 
+    /// The request that asks for it.
+    pub fn origin(&self) -> Option<&Origin> {
+        self.origin.as_ref()
+    }
+
     /// The same operation under another fingerprint, for one that was recomputed by an older definition.
     #[must_use]
     pub fn with_fingerprint(&self, fingerprint: Fingerprint) -> Self {
-        Self { id: self.id.clone(), fingerprint }
+        Self { fingerprint, ..self.clone() }
     }
 }
 
@@ -154,7 +193,19 @@ impl fmt::Debug for Key {
     }
 }
 
+impl fmt::Debug for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Origin({:?})", &*self.0)
+    }
+}
+
 impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }

@@ -6,6 +6,8 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use crate::operation::Origin;
+
 /// The longest body that [`Reply::detached`] copies: no connection's buffer is longer.
 const DETACHED_BODY_BYTES_MAX: usize = 64 << 10;
 
@@ -35,6 +37,8 @@ pub struct StoredReply {
     pub expires_at: SystemTime,
     /// How long it still lives by the store's own clock. Zero is over.
     pub remaining: Duration,
+    /// The request whose reply it is.
+    pub origin: Option<Origin>,
 }
 
 /// Why stored headers could not be read back.

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use crate::error::StoreError;
 use crate::fingerprint::Fingerprint;
 use crate::lease::{Lease, LeaseToken, OnLeaseEnd};
-use crate::operation::Operation;
+use crate::operation::{Operation, Origin};
 use crate::reply::{Reply, StoredReply};
 
 /// Where records live. One store may serve any number of processes at once.
@@ -37,7 +37,8 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// Of any number of concurrent claims with different tokens on one operation, in any number of processes, at most
     /// one is Acquired until its lease is over by the store's own clock. Asked again with the same token (after a
     /// lost answer) it is Acquired again with a full lease. An Acquired claim under
-    /// [`OnLeaseEnd::Hold`] is durable, as far as the store is, before it is answered.
+    /// [`OnLeaseEnd::Hold`] is durable, as far as the store is, before it is answered. The record keeps the operation's
+    /// origin; a takeover puts its own in place of the last owner's.
     ///
     /// # Errors
     /// [`StoreError`]; when its `may_have_applied()` is true the claim may be held: ask again with the same token, or
@@ -76,7 +77,7 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// # Guarantees
     /// When this returns `Stored`, `StoredAnew` or `AlreadyStored` the reply is durable, as far as the store is, and
     /// every later claim with the same fingerprint is answered with it until it expires. A completed record is never
-    /// changed. On a living record the state alone changes: fingerprint and attempt stay those of the claim. No record
+    /// changed. On a living record the state alone changes: fingerprint, origin and attempt stay those of the claim. No record
     /// any more: the completed record is written anew, for the effect happened.
     ///
     /// # Errors
@@ -179,6 +180,8 @@ pub enum ClaimOutcome {
         lease_left: Duration,
         /// Since the owner claimed it.
         age: Duration,
+        /// The owner's request.
+        origin: Option<Origin>,
     },
     /// It is done: this is the answer.
     Completed(StoredReply),
@@ -186,11 +189,15 @@ pub enum ClaimOutcome {
     Mismatch {
         /// The fingerprint of that request, to be compared under its own definition.
         stored: Fingerprint,
+        /// That request.
+        origin: Option<Origin>,
     },
     /// It may have happened, and nobody may run it again.
     Unknown {
         /// Since when, by the wall clock.
         since: SystemTime,
+        /// The request that may have had its effect.
+        origin: Option<Origin>,
     },
 }
 

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use onlyonce_core::{
     Acquire, ClaimOutcome, ClaimRequest, CompleteDecision, Decision, Fingerprint, LeaseToken, LeaseView,
-    OnLeaseEnd, OperatorDecision, Record, ReleaseDecision, RenewDecision, Reply, State, StateName,
+    OnLeaseEnd, OperatorDecision, Origin, Record, ReleaseDecision, RenewDecision, Reply, State, StateName,
     StoredReply, decide, decide_complete, decide_operator, decide_release, decide_renew,
 };
 
@@ -17,7 +17,8 @@ const ENDED: SystemTime = SystemTime::UNIX_EPOCH;
 #[test]
 fn a_claim_meets_every_state() {
     let acquired = |attempt, how| Decision::Acquire { attempt, how };
-    let in_progress = |lease_left| Decision::Answer(ClaimOutcome::InProgress { lease_left, age: AGE });
+    let in_progress =
+        |lease_left| Decision::Answer(ClaimOutcome::InProgress { lease_left, age: AGE, origin: origin() });
     let nothing_left = State::InProgress { token: THEIRS, lease: LeaseView::Left(Duration::ZERO), age: AGE };
     for (state, expected) in [
         (live(THEIRS), in_progress(LEFT)),
@@ -25,7 +26,7 @@ fn a_claim_meets_every_state() {
         (late(THEIRS), acquired(4, Acquire::TakeOver)),
         (late(MINE), acquired(3, Acquire::Reentrant)),
         (nothing_left, acquired(4, Acquire::TakeOver)),
-        (unknown(THEIRS), Decision::Answer(ClaimOutcome::Unknown { since: ENDED })),
+        (unknown(THEIRS), Decision::Answer(ClaimOutcome::Unknown { since: ENDED, origin: origin() })),
         (unknown(MINE), acquired(3, Acquire::Reentrant)),
         (done(THEIRS), Decision::Answer(ClaimOutcome::Completed(stored(LEFT)))),
         (done(MINE), Decision::Answer(ClaimOutcome::Completed(stored(LEFT)))),
@@ -41,7 +42,11 @@ fn a_claim_meets_every_state() {
             Decision::Acquire { how: Acquire::Fresh, .. } => assert_eq!(other, expected, "{record:?}"),
             _ => {
                 let stored = record.fingerprint;
-                assert_eq!(other, Decision::Answer(ClaimOutcome::Mismatch { stored }), "{record:?}");
+                assert_eq!(
+                    other,
+                    Decision::Answer(ClaimOutcome::Mismatch { stored, origin: origin() }),
+                    "{record:?}"
+                );
             }
         }
     }
@@ -53,8 +58,8 @@ fn a_takeover_needs_every_leave() {
     let hold = OnLeaseEnd::Hold;
     let held = Record { on_lease_end: hold, ..record(late(THEIRS)) };
     let free = record(late(THEIRS));
-    let unknown = Decision::Answer(ClaimOutcome::Unknown { since: ENDED });
-    let waits = ClaimOutcome::InProgress { lease_left: Duration::ZERO, age: AGE };
+    let unknown = Decision::Answer(ClaimOutcome::Unknown { since: ENDED, origin: origin() });
+    let waits = ClaimOutcome::InProgress { lease_left: Duration::ZERO, age: AGE, origin: origin() };
     for (record, request, expected) in [
         (&held, request(), unknown.clone()),
         (&free, ClaimRequest { on_lease_end: hold, ..request() }, unknown.clone()),
@@ -129,7 +134,11 @@ fn operators_meet_every_state() {
 // The record is at its third attempt, and its owner lets others take over.
 fn record(state: State) -> Record {
     let (fingerprint, on_lease_end) = (Fingerprint::of("a"), OnLeaseEnd::TakeOver);
-    Record { fingerprint, on_lease_end, attempt: 3, state }
+    Record { fingerprint, on_lease_end, attempt: 3, origin: origin(), state }
+}
+
+fn origin() -> Option<Origin> {
+    Some(Origin::new("the owner's request").expect("a valid origin"))
 }
 
 fn request() -> ClaimRequest {
@@ -169,5 +178,5 @@ fn freed(token: LeaseToken) -> State {
 
 fn stored(remaining: Duration) -> StoredReply {
     let expires_at = ENDED + remaining;
-    StoredReply { reply: Reply::ok("done"), completed_at: ENDED, expires_at, remaining }
+    StoredReply { reply: Reply::ok("done"), completed_at: ENDED, expires_at, remaining, origin: origin() }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use onlyonce_core::{ClaimOutcome, Operation, StoreError, StoreErrorKind};
+use onlyonce_core::{ClaimOutcome, Operation, Origin, StoreError, StoreErrorKind};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
@@ -59,7 +59,7 @@ impl Idempotency {
             add(&shared.counters.replayed_from_memory);
             Begin::Completed(hit.stored)
         } else {
-            Begin::Mismatch { stored: hit.fingerprint }
+            Begin::Mismatch { stored: hit.fingerprint, origin: hit.stored.origin }
         })
     }
 
@@ -100,21 +100,25 @@ impl Idempotency {
         }
         let now = self.shared.clock.boot();
         let phase_now = phase.borrow().clone();
-        let (age, left) = match &phase_now {
+        let (age, left, origin) = match &phase_now {
             Phase::Claiming => return Next::AskAgain,
             Phase::Ended(end) => return self.after(operation, flight, end.clone(), wait_until),
-            Phase::Elsewhere(seen) => (seen.age + now.saturating_sub(seen.at), seen.lease_left),
+            Phase::Elsewhere(seen) => (seen.age + now.saturating_sub(seen.at), seen.lease_left, &seen.origin),
             Phase::Working(live) if live.is_lost() => {
                 // A dead lease: the store knows better.
                 return self.shared.flights.replace(operation, flight).map_or(Next::AskAgain, Next::Lead);
             }
-            Phase::Working(live) => (now.saturating_sub(live.started), live.left()),
+            Phase::Working(live) => (now.saturating_sub(live.started), live.left(), &flight.origin),
         };
         if !same {
-            return Next::Answer(Ok(Begin::Mismatch { stored: flight.fingerprint }));
+            let origin = origin.clone();
+            return Next::Answer(Ok(Begin::Mismatch { stored: flight.fingerprint, origin }));
         }
-        let in_progress =
-            || Next::Answer(Ok(Begin::InProgress { retry_after: retry_after(age, left), last: None }));
+        let origin = origin.clone();
+        let in_progress = || {
+            let retry_after = retry_after(age, left);
+            Next::Answer(Ok(Begin::InProgress { retry_after, last: None, origin: origin.clone() }))
+        };
         let Some(_place) = Waiting::enter(self, wait_until) else { return in_progress() };
         let elsewhere = matches!(phase_now, Phase::Elsewhere(_));
         // A lease may have been renewed by its end, or be dead: then look again. Polling sees that by itself.
@@ -140,12 +144,17 @@ impl Idempotency {
     /// A follower's answer once the flight has ended.
     fn after(&self, operation: &Operation, flight: &Flight, end: End, wait_until: Instant) -> Next {
         let on_record = match &end {
-            End::Answered(ClaimOutcome::Mismatch { stored }) => Some(*stored),
+            End::Answered(ClaimOutcome::Mismatch { stored, .. }) => Some(*stored),
             End::Answered(_) | End::Completed(_) => Some(flight.fingerprint),
             End::Released(_) | End::Failed(_) | End::Abandoned => None,
         };
         if let Some(stored) = on_record.filter(|stored| stored != operation.fingerprint()) {
-            return Next::Answer(Ok(Begin::Mismatch { stored }));
+            let origin = match end {
+                End::Completed(stored) => stored.origin,
+                End::Answered(outcome) => origin_of(outcome),
+                End::Released(_) | End::Failed(_) | End::Abandoned => None,
+            };
+            return Next::Answer(Ok(Begin::Mismatch { stored, origin }));
         }
         match end {
             End::Completed(stored) | End::Answered(ClaimOutcome::Completed(stored)) => {
@@ -167,7 +176,8 @@ impl Idempotency {
             End::Released(_) if flight.take_succession() => Next::AskAgain,
             End::Released(last) => {
                 let retry_after = retry_after(Duration::ZERO, Duration::MAX);
-                Next::Answer(Ok(Begin::InProgress { retry_after, last }))
+                let origin = flight.origin.clone();
+                Next::Answer(Ok(Begin::InProgress { retry_after, last, origin }))
             }
             End::Failed(error) => Next::Answer(Err(error)),
             End::Abandoned => Next::AskAgain,
@@ -209,9 +219,9 @@ impl Idempotency {
                     }
                 }
                 // Another process works on it: poll, with jitter, ever more rarely, and a last time at the end.
-                ClaimOutcome::InProgress { lease_left, age } if Instant::now() < wait_until => {
+                ClaimOutcome::InProgress { lease_left, age, ref origin } if Instant::now() < wait_until => {
                     drop(slot);
-                    leader.elsewhere(Sighting { at: sent_at, age, lease_left });
+                    leader.elsewhere(Sighting { at: sent_at, age, lease_left, origin: origin.clone() });
                     let Some(_place) = Waiting::enter(self, wait_until) else {
                         return Ok(self.end_with_answer(operation, leader, outcome, sent_at));
                     };
@@ -252,21 +262,37 @@ impl Idempotency {
 fn crowded_out(same: bool) -> Next {
     Next::Answer(if same {
         let retry_after = retry_after(Duration::ZERO, Duration::MAX);
-        Ok(Begin::InProgress { retry_after, last: None })
+        Ok(Begin::InProgress { retry_after, last: None, origin: None })
     } else {
         // In progress or a mismatch: nobody knows yet.
         Err(EngineError::Overloaded)
     })
 }
 
+/// The request that the record is of.
+fn origin_of(outcome: ClaimOutcome) -> Option<Origin> {
+    match outcome {
+        ClaimOutcome::InProgress { origin, .. }
+        | ClaimOutcome::Mismatch { origin, .. }
+        | ClaimOutcome::Unknown { origin, .. } => origin,
+        ClaimOutcome::Completed(stored) => stored.origin,
+        ClaimOutcome::Acquired(_) => None,
+    }
+}
+
 /// The answers that need nothing but the outcome.
 fn without_execution(outcome: &ClaimOutcome) -> Option<Begin> {
     match outcome {
-        ClaimOutcome::InProgress { lease_left, age } => {
-            Some(Begin::InProgress { retry_after: retry_after(*age, *lease_left), last: None })
+        ClaimOutcome::InProgress { lease_left, age, origin } => {
+            let retry_after = retry_after(*age, *lease_left);
+            Some(Begin::InProgress { retry_after, last: None, origin: origin.clone() })
         }
-        ClaimOutcome::Mismatch { stored } => Some(Begin::Mismatch { stored: *stored }),
-        ClaimOutcome::Unknown { since } => Some(Begin::Unknown { since: *since }),
+        ClaimOutcome::Mismatch { stored, origin } => {
+            Some(Begin::Mismatch { stored: *stored, origin: origin.clone() })
+        }
+        ClaimOutcome::Unknown { since, origin } => {
+            Some(Begin::Unknown { since: *since, origin: origin.clone() })
+        }
         ClaimOutcome::Completed(stored) => Some(Begin::Completed(stored.clone())),
         ClaimOutcome::Acquired(_) => None,
     }

@@ -65,12 +65,13 @@ impl ReplayCache {
         now: Duration,
     ) {
         let Some(entries) = &self.entries else { return };
-        let names = id.scope.as_str().len() + id.key.as_str().len();
+        let origin = stored.origin.as_ref().map_or(0, |origin| origin.as_str().len());
+        let names = id.scope.as_str().len() + id.key.as_str().len() + origin;
         let overhead = size_of::<(OperationId, Entry)>() + 96;
         let entry = Entry {
             fingerprint: *fingerprint,
             // In memory of its own, or the weight would not be the truth: a small body may pin a connection's buffer.
-            stored: StoredReply { reply: stored.reply.detached(), ..*stored },
+            stored: StoredReply { reply: stored.reply.detached(), ..stored.clone() },
             served_until: now + self.ttl.min(stored.remaining),
             expires: now + stored.remaining,
             weight_bytes: (overhead + names + stored.reply.weight_bytes()) as u64,
@@ -102,6 +103,7 @@ mod tests {
             completed_at: at,
             expires_at: at + remaining,
             remaining,
+            origin: None,
         }
     }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use foldhash::quality::RandomState;
-use onlyonce_core::{ClaimOutcome, Fingerprint, Operation, OperationId, Reply, StoredReply};
+use onlyonce_core::{ClaimOutcome, Fingerprint, Operation, OperationId, Origin, Reply, StoredReply};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -37,6 +37,8 @@ pub(crate) struct Flights {
 pub(crate) struct Flight {
     /// The leader's fingerprint; the operation's own once Working.
     pub(crate) fingerprint: Fingerprint,
+    /// The leader's request; the operation's own once Working.
+    pub(crate) origin: Option<Origin>,
     phase: watch::Sender<Phase>,
     successor_taken: AtomicBool,
 }
@@ -54,12 +56,13 @@ pub(crate) enum Phase {
 }
 
 /// What the store said of another process's work.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Sighting {
     /// When it was said, on the boot clock.
     pub(crate) at: Duration,
     pub(crate) age: Duration,
     pub(crate) lease_left: Duration,
+    pub(crate) origin: Option<Origin>,
 }
 
 /// How a flight ended, for its followers.
@@ -124,6 +127,7 @@ impl Flights {
     fn start(self: &Arc<Self>, shard: &mut Shard, operation: &Operation) -> Leader {
         let flight = Arc::new(Flight {
             fingerprint: *operation.fingerprint(),
+            origin: operation.origin().cloned(),
             phase: watch::Sender::new(Phase::Claiming),
             successor_taken: AtomicBool::new(false),
         });

@@ -189,9 +189,9 @@ impl Idempotency {
         Ok(match self.begin(operation).await? {
             Begin::Acquired(execution) => Ok(execution),
             Begin::Completed(stored) => Err(Outcome::Replayed(stored)),
-            Begin::InProgress { retry_after, last } => Err(Outcome::InProgress { retry_after, last }),
-            Begin::Mismatch { stored } => Err(Outcome::Mismatch { stored }),
-            Begin::Unknown { since } => Err(Outcome::Unknown { since, cause: None }),
+            Begin::InProgress { retry_after, last, .. } => Err(Outcome::InProgress { retry_after, last }),
+            Begin::Mismatch { stored, .. } => Err(Outcome::Mismatch { stored }),
+            Begin::Unknown { since, .. } => Err(Outcome::Unknown { since, cause: None }),
         })
     }
 

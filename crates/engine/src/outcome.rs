@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use onlyonce_core::{Fingerprint, Reply, StoreError, StoredReply};
+use onlyonce_core::{Fingerprint, Origin, Reply, StoreError, StoredReply};
 
 use crate::execution::Execution;
 
@@ -25,16 +25,22 @@ pub enum Begin {
         retry_after: Duration,
         /// What the last attempt was answered, when it ended transiently while this caller waited for it.
         last: Option<Reply>,
+        /// The request that is worked on, where it said.
+        origin: Option<Origin>,
     },
     /// The key belongs to another request.
     Mismatch {
         /// The fingerprint of that request.
         stored: Fingerprint,
+        /// That request, where it said.
+        origin: Option<Origin>,
     },
     /// It may have happened, and nobody may run it again.
     Unknown {
         /// Since when.
         since: SystemTime,
+        /// The request that may have had its effect, where it said.
+        origin: Option<Origin>,
     },
 }
 

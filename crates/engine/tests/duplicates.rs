@@ -95,7 +95,7 @@ async fn without_a_wait_a_duplicate_is_in_progress_at_once() {
     let execution = acquire(&here, &operation("a", "x")).await;
     for idem in [&here, &elsewhere] {
         match idem.begin(&operation("a", "x")).await.unwrap() {
-            Begin::InProgress { retry_after, last: None } => {
+            Begin::InProgress { retry_after, last: None, .. } => {
                 assert!(retry_after >= secs(1) && retry_after <= secs(5), "{retry_after:?}");
                 assert_eq!(retry_after.subsec_nanos(), 0, "whole seconds");
             }
@@ -195,7 +195,7 @@ async fn after_a_transient_end_one_waiter_runs_and_the_others_get_its_reply() {
         for _ in 0..20 {
             match got.recv().await.unwrap() {
                 Begin::Acquired(execution) => acquired.push(execution),
-                Begin::InProgress { retry_after, last } => {
+                Begin::InProgress { retry_after, last, .. } => {
                     assert_eq!(last.unwrap().body(), format!("busy {round}").as_bytes());
                     assert!(retry_after >= secs(1) && retry_after.subsec_nanos() == 0);
                     answered += 1;
@@ -238,7 +238,7 @@ async fn another_body_is_a_mismatch_at_every_stage() {
     let (here, elsewhere) = (engine(&store).wait(PATIENCE).build(), engine(&store).wait(PATIENCE).build());
     let (right, wrong) = (operation("a", "x"), operation("a", "y"));
     let is_mismatch =
-        |begin: Begin| matches!(begin, Begin::Mismatch { stored } if stored == *right.fingerprint());
+        |begin: Begin| matches!(begin, Begin::Mismatch { stored, .. } if stored == *right.fingerprint());
     // While the claim is under way.
     store.fail(Method::Claim, 1, Fault::LateAnswer(ms(300)));
     let claiming = tokio::spawn({

@@ -167,7 +167,7 @@ async fn begin<S>(job: &mut Job<S>) -> Result<Begun, EngineError> {
     let shared = job.shared.clone();
     let idem: &Idempotency = &shared.idem;
     let mut begun = idem.begin(&job.operation).await?;
-    if let Begin::Mismatch { stored } = begun {
+    if let Begin::Mismatch { stored, .. } = begun {
         match shared.settings.fingerprint.compare(&stored, &job.parts, &job.body.data) {
             Comparison::Same(theirs) => {
                 job.operation = job.operation.with_fingerprint(theirs);
@@ -182,7 +182,7 @@ async fn begin<S>(job: &mut Job<S>) -> Result<Begun, EngineError> {
     Ok(match begun {
         Begin::Acquired(execution) => Begun::Execution(execution),
         Begin::Completed(stored) => Begun::Replay(stored),
-        Begin::InProgress { retry_after, last } => Begun::InProgress { retry_after, last },
+        Begin::InProgress { retry_after, last, .. } => Begun::InProgress { retry_after, last },
         Begin::Mismatch { .. } => Begun::Refused(Problem::new(Code::KeyReused)),
         Begin::Unknown { .. } => Begun::Refused(Problem::new(Code::OutcomeUnknown)),
     })

@@ -235,7 +235,7 @@ fn from_memory(
 ) -> Option<Result<onlyonce_core::StoredReply, Problem>> {
     let stored = match shared.idem.replay_from_memory(operation)? {
         Begin::Completed(stored) => return Some(Ok(stored)),
-        Begin::Mismatch { stored } => stored,
+        Begin::Mismatch { stored, .. } => stored,
         _ => return None,
     };
     match shared.settings.fingerprint.compare(&stored, parts, body) {

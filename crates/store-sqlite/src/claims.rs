@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use onlyonce_core::{
     Acquire, ClaimOutcome, ClaimRequest, CompleteDecision, CompleteOutcome, Completion, Decision, Lease,
-    LeaseToken, OnLeaseEnd, Operation, ReleaseDecision, ReleaseOutcome, RenewDecision, RenewOutcome, State,
-    StateName, StoreErrorKind, decide, decide_complete, decide_release, decide_renew,
+    LeaseToken, OnLeaseEnd, Operation, Origin, ReleaseDecision, ReleaseOutcome, RenewDecision, RenewOutcome,
+    State, StateName, StoreErrorKind, decide, decide_complete, decide_release, decide_renew,
 };
 use rusqlite::{Connection, params};
 
@@ -40,8 +40,8 @@ pub(crate) fn claim(
         |attempt| ClaimOutcome::Acquired(Lease { token: request.token, attempt, duration: request.lease });
     let mut insert = conn.prepare_cached(
         "INSERT INTO main.idempotency_keys (scope, key, request_hash, status, locked_until, created_at, claimed_at,
-            clock, token, attempt, on_lease_end)
-         VALUES (?1, ?2, ?3, 'in_progress', ?4, ?5, ?5, ?6, ?7, 1, ?8) ON CONFLICT (scope, key) DO NOTHING",
+            clock, token, attempt, on_lease_end, origin)
+         VALUES (?1, ?2, ?3, 'in_progress', ?4, ?5, ?5, ?6, ?7, 1, ?8, ?9) ON CONFLICT (scope, key) DO NOTHING",
     )?;
     let inserted = insert.execute(params![
         operation.scope().as_str(),
@@ -52,6 +52,7 @@ pub(crate) fn claim(
         now.clock(),
         request.token.as_bytes(),
         policy_text(kept),
+        operation.origin().map(Origin::as_str),
     ])?;
     if inserted == 1 {
         return Ok(acquired(1));
@@ -73,6 +74,7 @@ pub(crate) fn claim(
         token: request.token,
         attempt,
         on_lease_end: kept,
+        origin: operation.origin(),
         done: None,
     };
     taken.put(conn, now)?;
@@ -137,9 +139,10 @@ pub(crate) fn complete(
         done.completed_ms,
         done.expires_ms,
     ])?;
-    let stored = done.stored(completion.retention);
+    let stored = |origin| done.stored(completion.retention, origin);
     if updated == 1 {
-        return Ok(CompleteOutcome::Stored(stored));
+        // An owner completes the operation that it claimed, so its origin is the record's.
+        return Ok(CompleteOutcome::Stored(stored(operation.origin())));
     }
     let row = Row::find(conn, now, operation.id())?;
     let decision =
@@ -152,7 +155,7 @@ pub(crate) fn complete(
         },
         (CompleteDecision::Write, Some(row)) => {
             NewRow { done: Some(done), ..row.again(StateName::Completed) }.put(conn, now)?;
-            Ok(CompleteOutcome::Stored(stored))
+            Ok(CompleteOutcome::Stored(stored(row.record.origin.as_ref())))
         }
         (CompleteDecision::WriteAnew | CompleteDecision::Write | CompleteDecision::AlreadyStored, _) => {
             let anew = NewRow {
@@ -165,10 +168,11 @@ pub(crate) fn complete(
                 token: completion.token,
                 attempt: completion.attempt,
                 on_lease_end: OnLeaseEnd::Hold,
+                origin: operation.origin(),
                 done: Some(done),
             };
             anew.put(conn, now)?;
-            Ok(CompleteOutcome::StoredAnew(stored))
+            Ok(CompleteOutcome::StoredAnew(stored(operation.origin())))
         }
     }
 }

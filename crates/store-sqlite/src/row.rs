@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use onlyonce_core::clock::from_unix_ms;
 use onlyonce_core::{
-    Fingerprint, Key, LeaseToken, LeaseView, OnLeaseEnd, OperationId, Record, RecordView, Reply, Scope,
-    State, StateName, StoredReply,
+    Fingerprint, Key, LeaseToken, LeaseView, OnLeaseEnd, OperationId, Origin, Record, RecordView, Reply,
+    Scope, State, StateName, StoredReply,
 };
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, params};
@@ -24,7 +24,7 @@ macro_rules! columns {
             $headers,
             ", ",
             $body,
-            ", locked_until, created_at, claimed_at, completed_at, expires_at, clock, token, attempt, on_lease_end"
+            ", locked_until, created_at, claimed_at, completed_at, expires_at, clock, token, attempt, on_lease_end, origin"
         )
     };
 }
@@ -71,6 +71,7 @@ impl Row {
             // Its owner died with that boot.
             locked_ms = locked_ms.min(now_ms);
         }
+        let origin = origin(row)?;
         let token = blob(row, 13)?.try_into().map_err(|_| unreadable(row, "token"))?;
         let token = LeaseToken::from_bytes(token);
         let state = match text(row, 3)? {
@@ -91,6 +92,7 @@ impl Row {
                         completed_at: from_unix_ms(here(int(row, 10)?)),
                         expires_at: from_unix_ms(expires_ms),
                         remaining: span(now_ms, expires_ms),
+                        origin: origin.clone(),
                     },
                 }
             }
@@ -106,6 +108,7 @@ impl Row {
                 _ => return Err(unreadable(row, "on_lease_end")),
             },
             attempt: u32::try_from(int(row, 14)?).map_err(|_| unreadable(row, "attempt"))?,
+            origin,
             state,
         };
         Ok(Self { id, record, created_ms, claimed_ms, locked_ms })
@@ -123,6 +126,7 @@ impl Row {
             token: *self.record.state.token(),
             attempt: self.record.attempt,
             on_lease_end: self.record.on_lease_end,
+            origin: self.record.origin.as_ref(),
             done: None,
         }
     }
@@ -141,6 +145,7 @@ impl Row {
             state: record.state_name(),
             on_lease_end: record.on_lease_end,
             attempt: record.attempt,
+            origin: record.origin.clone(),
             lease_left,
             created_at: from_unix_ms(self.created_ms),
             locked_until: from_unix_ms(self.locked_ms),
@@ -162,6 +167,7 @@ pub(crate) struct NewRow<'a> {
     pub(crate) token: LeaseToken,
     pub(crate) attempt: u32,
     pub(crate) on_lease_end: OnLeaseEnd,
+    pub(crate) origin: Option<&'a Origin>,
     pub(crate) done: Option<Done<'a>>,
 }
 
@@ -181,14 +187,15 @@ impl NewRow<'_> {
         let mut upsert = conn.prepare_cached(
             "INSERT INTO main.idempotency_keys (scope, key, request_hash, status, response_code, response_headers,
                 response_body, locked_until, created_at, claimed_at, completed_at, expires_at, clock, token, attempt,
-                on_lease_end)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)
+                on_lease_end, origin)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)
              ON CONFLICT (scope, key) DO UPDATE SET request_hash = excluded.request_hash, status = excluded.status,
                 response_code = excluded.response_code, response_headers = excluded.response_headers,
                 response_body = excluded.response_body, locked_until = excluded.locked_until,
                 created_at = excluded.created_at, claimed_at = excluded.claimed_at,
                 completed_at = excluded.completed_at, expires_at = excluded.expires_at, clock = excluded.clock,
-                token = excluded.token, attempt = excluded.attempt, on_lease_end = excluded.on_lease_end",
+                token = excluded.token, attempt = excluded.attempt, on_lease_end = excluded.on_lease_end,
+                origin = excluded.origin",
         )?;
         upsert.execute(params![
             self.id.scope.as_str(),
@@ -207,18 +214,20 @@ impl NewRow<'_> {
             self.token.as_bytes(),
             self.attempt,
             policy_text(self.on_lease_end),
+            self.origin.map(Origin::as_str),
         ])?;
         Ok(())
     }
 }
 
 impl Done<'_> {
-    pub(crate) fn stored(&self, retention: Duration) -> StoredReply {
+    pub(crate) fn stored(&self, retention: Duration, origin: Option<&Origin>) -> StoredReply {
         StoredReply {
             reply: self.reply.clone(),
             completed_at: from_unix_ms(self.completed_ms),
             expires_at: from_unix_ms(self.expires_ms),
             remaining: retention,
+            origin: origin.cloned(),
         }
     }
 }
@@ -295,6 +304,13 @@ fn blob<'r>(row: &'r rusqlite::Row<'_>, index: usize) -> Result<&'r [u8], Fault>
     match row.get_ref(index)? {
         ValueRef::Blob(value) => Ok(value),
         _ => Err(unreadable_at(row, index)),
+    }
+}
+
+fn origin(row: &rusqlite::Row<'_>) -> Result<Option<Origin>, Fault> {
+    match row.get_ref(16)? {
+        ValueRef::Null => Ok(None),
+        _ => Ok(Some(Origin::new(text(row, 16)?).map_err(|_| unreadable(row, "origin"))?)),
     }
 }
 

@@ -7,7 +7,7 @@ use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 use crate::error::Fault;
 
 /// The version that this release writes. Each release reads the neighbouring ones, so changes are additive.
-const VERSION: i64 = 1;
+const VERSION: i64 = 2;
 /// The oldest release that may use a file of [`VERSION`].
 const MIN_READER_VERSION: i64 = 1;
 
@@ -18,9 +18,6 @@ const META: &str = "CREATE TABLE IF NOT EXISTS main.idempotency_meta (
     min_reader_version INTEGER NOT NULL,
     opened_at INTEGER NOT NULL
 ) STRICT;";
-
-/// `MIGRATIONS[n]` leads from version n to n + 1.
-const MIGRATIONS: [&str; VERSION as usize] = [V1];
 
 // A rowid table: an index entry is a tenth of a row, so that ten times the keys fit in the cache, and bodies are
 // appended, not spread at random. Partial indexes: one serves the purge of completed rows, one the rest.
@@ -65,8 +62,12 @@ CREATE TABLE IF NOT EXISTS main.idempotency_audit (
     reason TEXT NOT NULL
 ) STRICT;";
 
+// Records of version 1 have no origin, and a release of that version writes none.
+const V2: &str = "ALTER TABLE main.idempotency_keys ADD COLUMN origin TEXT;";
+
 // Name, type, NOT NULL.
-const COLUMNS: [(&str, &str, bool); 16] = [
+const COLUMNS_OF_V1: usize = 16;
+const COLUMNS: [(&str, &str, bool); 17] = [
     ("scope", "TEXT", true),
     ("key", "TEXT", true),
     ("request_hash", "TEXT", true),
@@ -83,6 +84,7 @@ const COLUMNS: [(&str, &str, bool); 16] = [
     ("token", "BLOB", true),
     ("attempt", "INTEGER", true),
     ("on_lease_end", "TEXT", true),
+    ("origin", "TEXT", false),
 ];
 
 /// Brings the tables to [`VERSION`] and proves them. Inside a write transaction, so that any number of instances may
@@ -92,6 +94,7 @@ const COLUMNS: [(&str, &str, bool); 16] = [
 /// `Unfit` with the reason: a wrong table, or a file of a release that this one cannot read.
 pub(crate) fn prepare(conn: &Connection, opened_ms: i64) -> Result<(), Fault> {
     let found = version(conn)?;
+    let from = found.map_or(0, |(version, _)| version);
     if let Some((version, min_reader)) = found
         && min_reader > VERSION
     {
@@ -101,15 +104,16 @@ pub(crate) fn prepare(conn: &Connection, opened_ms: i64) -> Result<(), Fault> {
     }
     if object_type(conn)?.is_some() {
         // Before anything of ours is built on it.
-        check_table(conn)?;
+        check_table(conn, from)?;
     }
-    let from = found.map_or(0, |(version, _)| version);
     if from < VERSION {
         conn.execute_batch(META)?;
-        for migration in &MIGRATIONS[usize::try_from(from).unwrap_or(0)..] {
-            conn.execute_batch(migration)?;
+        conn.execute_batch(V1)?;
+        // There already in a table that somebody made for us.
+        if !has_origin(conn)? {
+            conn.execute_batch(V2)?;
         }
-        check_table(conn)?;
+        check_table(conn, VERSION)?;
     }
     probe(conn)?;
     // Also the proof that the file can be written: BEGIN IMMEDIATE succeeds on a read-only one.
@@ -147,8 +151,14 @@ fn object_type(conn: &Connection) -> Result<Option<String>, Fault> {
     Ok(conn.query_row(sql, [], |row| row.get(0)).optional()?)
 }
 
-/// Names what is wrong with the shape of the table.
-fn check_table(conn: &Connection) -> Result<(), Fault> {
+fn has_origin(conn: &Connection) -> Result<bool, Fault> {
+    let sql =
+        "SELECT EXISTS (SELECT 1 FROM pragma_table_info('idempotency_keys', 'main') WHERE name = 'origin')";
+    Ok(conn.query_row(sql, [], |row| row.get(0))?)
+}
+
+/// Names what is wrong with the shape of the table of this version.
+fn check_table(conn: &Connection, version: i64) -> Result<(), Fault> {
     match object_type(conn)?.as_deref() {
         Some("table") => {}
         Some(other) => return Err(wrong(format!("it is a {other}"))),
@@ -159,14 +169,15 @@ fn check_table(conn: &Connection) -> Result<(), Fault> {
     let found: Vec<(String, String, bool, i64)> = query
         .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?
         .collect::<Result<_, _>>()?;
-    for (name, kind, not_null) in COLUMNS {
-        let Some(column) = found.iter().find(|column| column.0 == name) else {
+    let columns = if version < 2 { &COLUMNS[..COLUMNS_OF_V1] } else { &COLUMNS };
+    for (name, kind, not_null) in columns {
+        let Some(column) = found.iter().find(|column| column.0 == *name) else {
             return Err(wrong(format!("column {name} is missing")));
         };
         if !column.1.eq_ignore_ascii_case(kind) {
             return Err(wrong(format!("column {name} is {:?}, not {kind}", column.1)));
         }
-        if not_null && !column.2 {
+        if *not_null && !column.2 {
             return Err(wrong(format!("column {name} may be NULL")));
         }
     }

@@ -436,9 +436,9 @@ fn claim(
             retention: options.retention,
         }),
         ClaimOutcome::Completed(stored) => TxClaim::Completed(stored),
-        ClaimOutcome::InProgress { lease_left, age } => TxClaim::InProgress { lease_left, age },
-        ClaimOutcome::Mismatch { stored } => TxClaim::Mismatch { stored },
-        ClaimOutcome::Unknown { since } => TxClaim::Unknown { since },
+        ClaimOutcome::InProgress { lease_left, age, .. } => TxClaim::InProgress { lease_left, age },
+        ClaimOutcome::Mismatch { stored, .. } => TxClaim::Mismatch { stored },
+        ClaimOutcome::Unknown { since, .. } => TxClaim::Unknown { since },
     })
 }
 

@@ -20,7 +20,7 @@ async fn a_record_goes_through_its_states_and_survives_reopening() {
     assert!(matches!(store.claim(&op("k"), &second).await.unwrap(), ClaimOutcome::InProgress { .. }));
     assert!(matches!(
         store.claim(&op_of("shop", "k", "other"), &second).await.unwrap(),
-        ClaimOutcome::Mismatch { stored } if stored == *op("k").fingerprint()
+        ClaimOutcome::Mismatch { stored, .. } if stored == *op("k").fingerprint()
     ));
     // Asked again with its own token it is acquired again.
     assert_eq!(acquired(store.claim(&op("k"), &first).await.unwrap()).attempt, 1);

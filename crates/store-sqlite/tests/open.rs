@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use common::*;
-use onlyonce_core::{ClaimOutcome, Store, StoreError, StoreErrorKind};
+use onlyonce_core::{ClaimOutcome, Origin, Store, StoreError, StoreErrorKind};
 use onlyonce_store_sqlite::{Durability, SqliteStore};
 
 async fn refused(path: &Path) -> StoreError {
@@ -166,13 +166,36 @@ async fn a_newer_schema_is_refused_unless_it_says_that_this_release_may_read_it(
     };
     set(9, 9);
     says(&refused(&path).await, "newer release");
-    set(2, 1);
+    set(3, 1);
     beside(&path).execute_batch("ALTER TABLE idempotency_keys ADD COLUMN extra TEXT").unwrap();
     let store = SqliteStore::open(&path).await.unwrap();
     acquired(store.claim(&op("k"), &hold()).await.unwrap());
     let version: i64 =
         beside(&path).query_row("SELECT schema_version FROM idempotency_meta", [], |row| row.get(0)).unwrap();
-    assert_eq!(version, 2, "not turned back");
+    assert_eq!(version, 3, "not turned back");
+}
+
+#[tokio::test]
+async fn a_file_of_version_1_is_brought_up_to_date_and_keeps_its_records() {
+    let (_folder, path) = place();
+    let store = SqliteStore::open(&path).await.unwrap();
+    acquired(store.claim(&op("k"), &hold()).await.unwrap());
+    drop(store);
+    beside(&path)
+        .execute_batch(
+            "ALTER TABLE idempotency_keys DROP COLUMN origin; UPDATE idempotency_meta SET schema_version = 1",
+        )
+        .unwrap();
+    let store = SqliteStore::open(&path).await.unwrap();
+    let again = store.claim(&op("k"), &hold()).await.unwrap();
+    assert!(matches!(again, ClaimOutcome::InProgress { origin: None, .. }), "{again:?}");
+    let from = |name| op("new").with_origin(Some(Origin::new(name).unwrap()));
+    acquired(store.claim(&from("the first"), &hold()).await.unwrap());
+    // A release of version 1 may still write to the file, and its records have no origin.
+    beside(&path).execute_batch("UPDATE idempotency_keys SET origin = NULL WHERE key = 'k'").unwrap();
+    let again = store.claim(&from("a retry"), &hold()).await.unwrap();
+    let ClaimOutcome::InProgress { origin: Some(origin), .. } = again else { panic!("{again:?}") };
+    assert_eq!(origin.as_str(), "the first");
 }
 
 #[tokio::test]

@@ -121,7 +121,7 @@ async fn a_step_that_has_stood_for_an_hour_is_accepted_by_all() {
         completed(store.claim(&op("k"), &take_over()).await.unwrap());
         assert!(matches!(
             store.claim(&op("leased"), &take_over()).await.unwrap(),
-            ClaimOutcome::InProgress { lease_left, age } if lease_left == 2 * HOUR && age == HOUR
+            ClaimOutcome::InProgress { lease_left, age, .. } if lease_left == 2 * HOUR && age == HOUR
         ));
         assert!(matches!(
             store.claim(&op("fresh"), &take_over()).await.unwrap(),
@@ -167,7 +167,7 @@ async fn a_reboot_ends_leases_and_keeps_replies() {
     let now = onlyonce_core::Clock::wall(&clock);
     assert!(matches!(
         store.claim(&op("held"), &hold()).await.unwrap(),
-        ClaimOutcome::Unknown { since } if since <= now
+        ClaimOutcome::Unknown { since, .. } if since <= now
     ));
     completed(store.claim(&op("finished"), &take_over()).await.unwrap());
     // A token that survived, in a process that was restored: its completion still counts.

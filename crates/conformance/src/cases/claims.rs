@@ -15,7 +15,7 @@ pub async fn a_claim_is_acquired_and_others_are_in_progress(h: &Harness) {
     h.advance(h.unit()).await;
     for store in h.handles(3).await {
         match store.claim(&operation, &h.request(fresh_token())).await {
-            Ok(ClaimOutcome::InProgress { lease_left, age }) => {
+            Ok(ClaimOutcome::InProgress { lease_left, age, .. }) => {
                 assert!(h.is_about(lease_left, h.unit() * 2), "{lease_left:?} of the lease left");
                 assert!(h.is_about(h.unit(), age) || h.is_about(age, h.unit()), "claimed {age:?} ago");
             }
@@ -38,7 +38,7 @@ pub async fn a_claim_is_reentrant_for_its_own_token(h: &Harness) {
         }
     }
     match h.claim(&operation, fresh_token()).await {
-        ClaimOutcome::InProgress { lease_left, age } => {
+        ClaimOutcome::InProgress { lease_left, age, .. } => {
             assert!(h.is_about(lease_left, h.lease()), "only {lease_left:?} of a full lease left");
             assert!(age >= h.unit() * 2, "the owner claimed it {age:?} ago");
         }

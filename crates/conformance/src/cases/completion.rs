@@ -98,7 +98,7 @@ pub async fn a_completion_keeps_the_fingerprint_of_the_claim(h: &Harness) {
     assert_eq!(h.replay(&operation).await.reply, Reply::ok("done"));
     assert_eq!(
         h.claim(&other, fresh_token()).await,
-        ClaimOutcome::Mismatch { stored: *operation.fingerprint() }
+        ClaimOutcome::Mismatch { stored: *operation.fingerprint(), origin: None }
     );
 }
 

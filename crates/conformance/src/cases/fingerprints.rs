@@ -58,5 +58,10 @@ fn other(operation: &Operation) -> Operation {
 }
 
 fn assert_mismatch(operation: &Operation, answer: &ClaimOutcome) {
-    assert_eq!(*answer, ClaimOutcome::Mismatch { stored: *operation.fingerprint() }, "{:?}", operation.id());
+    assert_eq!(
+        *answer,
+        ClaimOutcome::Mismatch { stored: *operation.fingerprint(), origin: None },
+        "{:?}",
+        operation.id()
+    );
 }

@@ -7,6 +7,7 @@ pub mod completion;
 pub mod expiry;
 pub mod fingerprints;
 pub mod keys;
+pub mod origins;
 pub mod owners;
 pub mod purge;
 pub mod races;

@@ -31,7 +31,7 @@ pub async fn a_mark_ends_the_lease_at_once_for_good(h: &Harness) {
     assert_eq!(h.mark_unknown(&operation, owner).await, ReleaseOutcome::Applied);
     for store in h.handles(2).await {
         match store.claim(&operation, &h.request(fresh_token())).await {
-            Ok(ClaimOutcome::Unknown { since: again }) => assert!(h.is_same_moment(again, since)),
+            Ok(ClaimOutcome::Unknown { since: again, .. }) => assert!(h.is_same_moment(again, since)),
             other => panic!("expected Unknown, got {other:?}"),
         }
     }

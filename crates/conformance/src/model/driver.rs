@@ -146,13 +146,13 @@ impl<'h> Run<'h> {
     fn claim_answer(&self, answer: ClaimOutcome) -> Answer {
         match answer {
             ClaimOutcome::Acquired(lease) => Answer::Acquired { attempt: lease.attempt },
-            ClaimOutcome::InProgress { lease_left, age } => {
+            ClaimOutcome::InProgress { lease_left, age, .. } => {
                 Answer::InProgress { left: self.ticks(lease_left), age: self.ticks(age) }
             }
             ClaimOutcome::Completed(stored) => {
                 Answer::Completed { reply: number_of(&stored.reply), left: self.ticks(stored.remaining) }
             }
-            ClaimOutcome::Mismatch { stored } => {
+            ClaimOutcome::Mismatch { stored, .. } => {
                 let request = (0..=1).find(|n| *operation(0, *n).fingerprint() == stored);
                 Answer::Mismatch { request: request.expect("the fingerprint of a request of the history") }
             }

@@ -170,6 +170,7 @@ impl MemoryStore {
             state,
             on_lease_end: row.on_lease_end,
             attempt: row.attempt,
+            origin: row.origin.clone(),
             lease_left: lease_left.filter(|_| matches!(row.state, RowState::InProgress)),
             created_at: self.wall_at(row.created),
             locked_until: self.wall_at(row.lease_end),
