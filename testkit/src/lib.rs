@@ -9,6 +9,7 @@
 //! | [`process`] | [`Process`]: a program that is started, signalled and killed |
 //! | [`service`] | servers of others: private or shared by a run, ended when nobody uses them any more |
 //! | [`postgres`] | [`Postgres`], [`PgBouncer`] |
+//! | [`redis`] | [`Redis`], [`ToldClock`] |
 //!
 //! Every wait is bounded by [`PATIENCE`] and panics past it, naming what was waited for.
 #![allow(clippy::disallowed_methods, reason = "tests wait in real time")]
@@ -18,6 +19,7 @@ pub mod fault;
 pub mod postgres;
 pub mod process;
 pub mod raw;
+pub mod redis;
 pub mod service;
 pub mod upstream;
 
@@ -30,6 +32,7 @@ pub use fault::FaultProxy;
 pub use postgres::{PgBouncer, PoolMode, Postgres};
 pub use process::Process;
 pub use raw::{RawConnection, RawUpstream, send_raw};
+pub use redis::{Redis, RedisOptions, ToldClock};
 pub use upstream::{Answer, Seen, Upstream};
 
 /// How long any wait may take before the test fails.

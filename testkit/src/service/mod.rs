@@ -359,7 +359,7 @@ pub fn program(name: &str, folders: &[&str]) -> Result<PathBuf> {
 }
 
 /// One folder for the servers of this user, which their own users may pass through.
-fn root() -> Result<PathBuf> {
+pub(crate) fn root() -> Result<PathBuf> {
     let uid = geteuid().as_raw();
     let root = std::env::temp_dir().join(format!("onlyonce-testkit-{uid}"));
     match fs::DirBuilder::new().mode(0o755).create(&root) {
