@@ -115,7 +115,7 @@ impl Job {
             // Whoever it is that works on it, in an open transaction: there is no lease to go by.
             (To::Claim(reply), Ok(Answer::Locked)) => {
                 let (lease_left, age) = (Duration::ZERO, Duration::ZERO);
-                drop(reply.send(Ok(ClaimOutcome::InProgress { lease_left, age })));
+                drop(reply.send(Ok(ClaimOutcome::InProgress { lease_left, age, origin: None })));
             }
             (to, answer) => to.fail(match answer {
                 Err(fault) => fault.error(name),
