@@ -10,12 +10,14 @@
 //! | [`service`] | servers of others: private or shared by a run, ended when nobody uses them any more |
 //! | [`postgres`] | [`Postgres`], [`PgBouncer`] |
 //! | [`redis`] | [`Redis`], [`ToldClock`] |
+//! | [`mariadb`] | [`Mariadb`] |
 //!
 //! Every wait is bounded by [`PATIENCE`] and panics past it, naming what was waited for.
 #![allow(clippy::disallowed_methods, reason = "tests wait in real time")]
 
 pub mod client;
 pub mod fault;
+pub mod mariadb;
 pub mod postgres;
 pub mod process;
 pub mod raw;
@@ -29,6 +31,7 @@ use std::time::{Duration, Instant};
 
 pub use client::{Client, ClientResponse, Connection, StreamingResponse};
 pub use fault::FaultProxy;
+pub use mariadb::Mariadb;
 pub use postgres::{PgBouncer, PoolMode, Postgres};
 pub use process::Process;
 pub use raw::{RawConnection, RawUpstream, send_raw};

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use tokio::sync::OnceCell;
 use tokio::task::spawn_blocking;
 
-use crate::service::{Home, Recipe, Service, program};
+use crate::service::{Home, Recipe, Service, blocking, program};
 
 /// The superuser; every connection from this machine is trusted, but see [`PostgresOptions::hba`].
 pub const POSTGRES_USER: &str = "postgres";
@@ -327,9 +327,4 @@ fn psql(home: &Home, url: &str, sql: &str) -> Result<String> {
     let mut psql = home.command(postgres_program("psql")?);
     psql.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", url, "-c", sql]);
     Ok(home.run(&mut psql)?.trim_end().to_owned())
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> T {
-    let done = spawn_blocking(work).await.expect("it does not panic");
-    done.unwrap_or_else(|error| panic!("{error:#}"))
 }

@@ -20,6 +20,7 @@ use anyhow::{Context, Result, bail, ensure};
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
+use tokio::task::spawn_blocking;
 
 /// How long a server may take to start or to stop.
 const START_PATIENCE: Duration = Duration::from_secs(120);
@@ -356,6 +357,15 @@ pub fn program(name: &str, folders: &[&str]) -> Result<PathBuf> {
     places.extend(["/usr/sbin", "/usr/local/sbin", "/sbin"].map(PathBuf::from));
     let found = places.into_iter().map(|place| place.join(name)).find(|program| program.is_file());
     found.with_context(|| format!("{name} is not installed; ./test installs what the tests need"))
+}
+
+/// Runs what blocks beside the runtime.
+///
+/// # Panics
+/// With the error, whole.
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> T {
+    let done = spawn_blocking(work).await.expect("it does not panic");
+    done.unwrap_or_else(|error| panic!("{error:#}"))
 }
 
 /// One folder for the servers of this user, which their own users may pass through.
