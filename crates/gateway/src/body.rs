@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use pin_project_lite::pin_project;
@@ -144,13 +144,17 @@ impl<B: Body> Body for OutgoingBody<B> {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        let this = self.project();
-        let frame = this.inner.poll_frame(cx);
+        let mut this = self.project();
+        let frame = this.inner.as_mut().poll_frame(cx);
         if let Some(progress) = this.progress {
             match &frame {
                 Poll::Pending => progress.waiting.store(true, Ordering::Relaxed),
                 Poll::Ready(Some(Err(_))) => progress.failed.store(true, Ordering::Relaxed),
-                Poll::Ready(_) => progress.moved(),
+                Poll::Ready(Some(Ok(frame))) => {
+                    let len = frame.data_ref().map_or(0, |data| data.remaining() as u64);
+                    progress.moved(len, this.inner.is_end_stream());
+                }
+                Poll::Ready(None) => progress.moved(0, true),
             }
         }
         frame
@@ -165,11 +169,18 @@ impl<B: Body> Body for OutgoingBody<B> {
     }
 }
 
+/// A client that brings less than this counts as pausing.
+const PROGRESS_BYTES: u64 = 1024;
+
 /// How far a request body has got.
 #[derive(Debug)]
 pub(crate) struct Progress {
     start: Instant,
     last_moved_ms: AtomicU64,
+    /// When the client had brought [`PROGRESS_BYTES`] since the time before, or the end.
+    client_moved_ms: AtomicU64,
+    /// What it has brought since then.
+    client_bytes: AtomicU64,
     waiting: AtomicBool,
     failed: AtomicBool,
 }
@@ -179,20 +190,33 @@ impl Progress {
         Arc::new(Self {
             start: Instant::now(),
             last_moved_ms: AtomicU64::new(0),
+            client_moved_ms: AtomicU64::new(0),
+            client_bytes: AtomicU64::new(0),
             waiting: AtomicBool::new(false),
             failed: AtomicBool::new(false),
         })
     }
 
-    fn moved(&self) {
+    fn moved(&self, bytes: u64, end: bool) {
         let since = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last_moved_ms.store(since, Ordering::Relaxed);
+        let brought = self.client_bytes.load(Ordering::Relaxed) + bytes;
+        let enough = end || brought >= PROGRESS_BYTES;
+        self.client_bytes.store(if enough { 0 } else { brought }, Ordering::Relaxed);
+        if enough {
+            self.client_moved_ms.store(since, Ordering::Relaxed);
+        }
         self.waiting.store(false, Ordering::Relaxed);
     }
 
-    /// When a piece moved last, the start at first.
-    pub(crate) fn last_moved(&self) -> Instant {
-        self.start + Duration::from_millis(self.last_moved_ms.load(Ordering::Relaxed))
+    /// When what is waited for is late: the client with its body, or the upstream with its answer.
+    pub(crate) fn due(&self, body_timeout: Duration, answer_timeout: Duration) -> Instant {
+        let (since, timeout) = if self.waits_for_client() {
+            (&self.client_moved_ms, body_timeout)
+        } else {
+            (&self.last_moved_ms, answer_timeout)
+        };
+        self.start + Duration::from_millis(since.load(Ordering::Relaxed)) + timeout
     }
 
     /// Whether the client, not the upstream, is what is waited for.

@@ -6,6 +6,7 @@ use http::header::{
 };
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Uri, Version, request, response};
+use hyper::ext::ReasonPhrase;
 use onlyonce_http::Problem;
 use onlyonce_http::headers::{IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_KEY};
 
@@ -104,7 +105,25 @@ pub(crate) fn response(head: &mut response::Parts) {
     strip_hop_by_hop(&mut head.headers);
     head.headers.append(VIA, via(head.version));
     head.version = Version::HTTP_11;
+    let reason = head.extensions.remove::<ReasonPhrase>();
     head.extensions.clear();
+    if let Some(reason) = reason {
+        head.extensions.insert(reason);
+    }
+}
+
+/// The headers of an interim answer (1xx) to be sent on. Nobody but us says what became of a key.
+pub(crate) fn interim(headers: &HeaderMap, version: Version) -> HeaderMap {
+    let mut headers = headers.clone();
+    strip_hop_by_hop(&mut headers);
+    headers.remove(CONTENT_LENGTH);
+    let ours: Vec<HeaderName> =
+        headers.keys().filter(|name| name.as_str().starts_with("idempoten")).cloned().collect();
+    for name in ours {
+        headers.remove(name);
+    }
+    headers.append(VIA, via(version));
+    headers
 }
 
 fn via(version: Version) -> HeaderValue {

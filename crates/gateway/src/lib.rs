@@ -8,8 +8,8 @@
 //! | [`proxy`] | [`ProxyService`]: forwards one request to the upstream, and tells the layer when it failed |
 //! | [`body`] | [`UpstreamBody`]: a response body, streamed |
 //!
-//! Inside: `forward` (which headers go on), `pool` and `upstream` (connections), `tunnel` (WebSocket), `linger`
-//! (the end of a connection), `problem` (refusals).
+//! Inside: `forward` (which headers go on), `pool` and `upstream` (connections), `tunnel` (WebSocket), `socket` and
+//! `exchange` (the client's end: times, interim answers, half-closed clients), `problem` (refusals).
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -34,10 +34,11 @@ pub mod proxy;
 pub mod run;
 pub mod server;
 
+mod exchange;
 mod forward;
-mod linger;
 mod pool;
 mod problem;
+mod socket;
 mod tunnel;
 mod upstream;
 

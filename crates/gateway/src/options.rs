@@ -32,9 +32,15 @@ pub struct GatewayOptions {
     /// Keeps `X-Forwarded-Proto` and `X-Forwarded-Host` as received, for a gateway behind another proxy that sets them.
     /// By default they are set anew, since a client may have made them up.
     pub trust_forwarded: bool,
-    /// How long a connection may wait for a request head, its first or its next. 75 s: longer than the 60 s for which
-    /// common load balancers keep idle connections.
+    /// How long a connection may be silent before a request, its first or its next; then it is closed. 75 s: longer
+    /// than the 60 s for which common load balancers keep idle connections.
     pub client_idle_timeout: Duration,
+    /// How long a request head may take from its first byte to its end; then 408 `head-timeout`. 30 s.
+    pub header_timeout: Duration,
+    /// How long a request body may pause, or bring less than 1 KiB, on its way to the upstream; then 408
+    /// `body-timeout`. 60 s. That of a guarded request, which is read before anything runs, is timed as a whole, by the
+    /// layer.
+    pub body_timeout: Duration,
     /// The longest request head, in bytes; then 431. 64 KiB; at least 8 KiB.
     pub max_header_bytes: usize,
     /// The most header lines of a request; then 431. 100.
@@ -63,6 +69,8 @@ impl GatewayOptions {
             rewrite_host: false,
             trust_forwarded: false,
             client_idle_timeout: Duration::from_secs(75),
+            header_timeout: Duration::from_secs(30),
+            body_timeout: Duration::from_secs(60),
             max_header_bytes: 64 * 1024,
             max_headers: 100,
             max_connections: 10_000,

@@ -42,6 +42,9 @@ where
         let socket = stream.as_fd().try_clone_to_owned()?;
         let mut builder = http1::Builder::new();
         builder.max_buf_size(BUFFER_BYTES_MAX);
+        // RFC 9112 §5: a gateway mends both on the way.
+        builder.allow_obsolete_multiline_headers_in_responses(true);
+        builder.allow_spaces_after_header_name_in_responses(true);
         let handshake = builder.handshake(TokioIo::new(stream));
         let (sender, connection) = handshake.await.map_err(io::Error::other)?;
         Ok(Self { sender, connection, closed: false, socket, since: Instant::now() })

@@ -101,7 +101,12 @@ where
             _ => {
                 let options = &self.options;
                 let idle_for = if owner.is_some() { options.pool_idle_guarded } else { options.pool_idle };
-                self.upstream.call(Request::from_parts(head, body), idle_for, owner.as_ref()).await
+                let mut request = Request::from_parts(head, body);
+                // Nothing of a guarded reply leaves before it is recorded.
+                if let Some(peer) = peer.filter(|peer| owner.is_none() && peer.exchange().takes_interim()) {
+                    pass_interim(&mut request, peer);
+                }
+                self.upstream.call(request, idle_for, owner.as_ref()).await
             }
         };
         match answered {
@@ -174,6 +179,16 @@ where
         response.extensions_mut().insert(ending);
         response
     }
+}
+
+/// Sends on what the upstream says before its answer, for example 103 (Early Hints). 100 (Continue) is ours to say.
+fn pass_interim<B>(request: &mut Request<B>, peer: Peer) {
+    hyper::ext::on_informational(request, move |interim| {
+        if interim.status() != StatusCode::CONTINUE {
+            let headers = forward::interim(interim.headers(), interim.version());
+            peer.exchange().interim(interim.status(), &headers);
+        }
+    });
 }
 
 fn in_part(code: Code, repeatable: bool) -> Problem {

@@ -10,26 +10,28 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response};
-use http_body::Body;
+use http::{HeaderValue, Request, Response, Version, request};
+use http_body::{Body, Frame, SizeHint};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::{TowerToHyperService, TowerToHyperServiceFuture};
-use onlyonce_http::{DocsUrl, Problem};
+use onlyonce_http::{Code, DocsUrl, Problem};
 use pin_project_lite::pin_project;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower_service::Service;
 use tracing::{debug, warn};
 
+use crate::exchange::{Exchange, Phase};
 use crate::forward;
-use crate::linger::Lingering;
 use crate::options::GatewayOptions;
 use crate::problem;
+use crate::socket::{ClientSocket, SocketOptions};
 
 /// What a shutdown did not finish in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,6 +51,7 @@ struct PeerState {
     addr: SocketAddr,
     forwarded_for: HeaderValue,
     running: Running,
+    exchange: Exchange,
     tunnelled: AtomicBool,
     // A tunnel outlives its connection's task and keeps its place.
     _place: OwnedSemaphorePermit,
@@ -82,9 +85,15 @@ impl Peer {
         self.0.tunnelled.load(Ordering::Relaxed)
     }
 
+    /// Where its exchange stands; of an HTTP/1.1 connection.
+    pub(crate) fn exchange(&self) -> &Exchange {
+        &self.0.exchange
+    }
+
     /// Runs its connection's tunnel: the server waits for it at its shutdown and then cuts it.
     pub(crate) fn tunnel(self, task: impl Future<Output = ()> + Send + 'static) {
         self.0.tunnelled.store(true, Ordering::Relaxed);
+        self.0.exchange.enter(Phase::Opaque);
         let running = self.0.running.clone();
         running.tasks.spawn(async move {
             tokio::select! {
@@ -103,7 +112,8 @@ impl Peer {
 /// `options.shutdown_timeout`; then they are cut.
 ///
 /// # Limits
-/// `max_connections`, `max_streams`, `max_header_bytes`, `max_headers`, `client_idle_timeout` of the options.
+/// `max_connections`, `max_streams`, `max_header_bytes`, `max_headers`, `header_timeout`, `client_idle_timeout` of the
+/// options.
 ///
 /// # Cancellation
 /// Dropping the future stops accepting and leaves the connections running.
@@ -123,7 +133,11 @@ where
         Running { tasks: TaskTracker::new(), stop: CancellationToken::new(), cut: CancellationToken::new() };
     let places = Arc::new(Semaphore::new(options.max_connections));
     let protocols = Arc::new(Protocols::new(options));
-    let docs = options.docs_url.clone().map(Arc::new);
+    let limits = Arc::new(Limits {
+        head_bytes_max: options.max_header_bytes,
+        headers_max: options.max_headers,
+        docs: options.docs_url.clone(),
+    });
     let mut stop = pin!(stop);
     loop {
         let accepted = async {
@@ -147,12 +161,16 @@ where
         let addr = SocketAddr::new(addr.ip().to_canonical(), addr.port());
         let forwarded_for =
             HeaderValue::from_str(&addr.ip().to_string()).expect("an address is a header value");
-        let tunnelled = AtomicBool::new(false);
-        let running_too = running.clone();
-        let peer = PeerState { addr, forwarded_for, running: running_too, tunnelled, _place: place };
-        let peer = Peer(Arc::new(peer));
+        let peer = Peer(Arc::new(PeerState {
+            addr,
+            forwarded_for,
+            running: running.clone(),
+            exchange: Exchange::default(),
+            tunnelled: AtomicBool::new(false),
+            _place: place,
+        }));
         let service = TowerToHyperService::new(service.clone());
-        let service = Admission { service, peer, docs: docs.clone() };
+        let service = Admission { service, peer, limits: limits.clone() };
         running.tasks.spawn(protocols.clone().connection(stream, service));
     }
     drop(listener);
@@ -170,7 +188,9 @@ where
 struct Protocols {
     http1: http1::Builder,
     http2: http2::Builder<TokioExecutor>,
-    first_bytes_timeout: Duration,
+    socket: Arc<SocketOptions>,
+    idle_timeout: Duration,
+    head_timeout: Duration,
 }
 
 impl Protocols {
@@ -178,7 +198,9 @@ impl Protocols {
         let mut http1 = http1::Builder::new();
         http1
             .timer(TokioTimer::new())
-            .header_read_timeout(options.client_idle_timeout)
+            // The socket times heads, and sees when a client ends its side.
+            .header_read_timeout(None)
+            .half_close(true)
             .max_headers(options.max_headers)
             .max_header_size(options.max_header_bytes)
             .max_buf_size(options.max_header_bytes.max(MIN_BUFFER_BYTES))
@@ -187,11 +209,18 @@ impl Protocols {
         let mut http2 = http2::Builder::new(TokioExecutor::new());
         http2
             .timer(TokioTimer::new())
-            .max_header_list_size(u32::try_from(options.max_header_bytes).unwrap_or(u32::MAX))
+            // Past this the implementation answers by itself, with a bare status; up to it we do.
+            .max_header_list_size(u32::try_from(2 * options.max_header_bytes).unwrap_or(u32::MAX))
             .max_concurrent_streams(options.max_streams)
             .keep_alive_interval(Duration::from_secs(20))
             .keep_alive_timeout(Duration::from_secs(20));
-        Self { http1, http2, first_bytes_timeout: options.client_idle_timeout }
+        Self {
+            http1,
+            http2,
+            socket: Arc::new(SocketOptions::new(options)),
+            idle_timeout: options.client_idle_timeout,
+            head_timeout: options.header_timeout,
+        }
     }
 
     /// Serves one connection to its end.
@@ -204,16 +233,20 @@ impl Protocols {
     {
         // Only a matter of speed.
         let _ = stream.set_nodelay(true);
-        let Running { stop, cut, .. } = service.peer.0.running.clone();
+        let peer = service.peer.clone();
+        let Running { stop, cut, .. } = peer.0.running.clone();
         let first = tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            first = tokio::time::timeout(self.first_bytes_timeout, first_bytes(&stream)) => first,
+            first = self.first_bytes(&stream) => first,
         };
-        let io = TokioIo::new(Lingering::new(stream, service.peer.clone()));
-        let ended = match first {
-            Err(_) | Ok(None) => return,
-            Ok(Some(Protocol::Http1)) => {
+        let Some((protocol, since)) = first else { return };
+        if matches!(protocol, Protocol::Http2) {
+            peer.exchange().enter(Phase::Opaque);
+        }
+        let io = TokioIo::new(ClientSocket::new(stream, peer, self.socket.clone(), since));
+        let ended = match protocol {
+            Protocol::Http1 => {
                 let mut connection = pin!(self.http1.serve_connection(io, service).with_upgrades());
                 tokio::select! {
                     biased;
@@ -224,7 +257,7 @@ impl Protocols {
                     }
                 }
             }
-            Ok(Some(Protocol::Http2)) => {
+            Protocol::Http2 => {
                 let mut connection = pin!(self.http2.serve_connection(io, service));
                 tokio::select! {
                     biased;
@@ -242,6 +275,31 @@ impl Protocols {
     }
 }
 
+impl Protocols {
+    /// Tells the protocol by the first bytes, leaves them unread, and says when the first one came; `None` when none
+    /// did. What may still become a preface when its time is over is HTTP/1, which answers it.
+    async fn first_bytes(&self, stream: &TcpStream) -> Option<(Protocol, Instant)> {
+        const PREFACE: &[u8; PREFACE_LEN] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+        let mut bytes = [0; PREFACE_LEN];
+        let looked = tokio::time::timeout(self.idle_timeout, stream.peek(&mut bytes)).await;
+        let mut len = looked.ok()?.ok().filter(|len| *len > 0)?;
+        let since = Instant::now();
+        let mut pause = Duration::from_millis(5);
+        loop {
+            if len == PREFACE_LEN && bytes == *PREFACE {
+                return Some((Protocol::Http2, since));
+            }
+            if bytes[..len] != PREFACE[..len] || since.elapsed() >= self.head_timeout {
+                return Some((Protocol::Http1, since));
+            }
+            // A preface in pieces: rare, and a socket with unread bytes cannot be waited on.
+            tokio::time::sleep(pause).await;
+            pause = (2 * pause).min(Duration::from_millis(250));
+            len = stream.peek(&mut bytes).await.ok()?;
+        }
+    }
+}
+
 /// hyper's own lower bound.
 const MIN_BUFFER_BYTES: usize = 8 * 1024;
 
@@ -250,73 +308,124 @@ enum Protocol {
     Http2,
 }
 
-/// Tells the protocol by the first bytes and leaves them unread; `None` when the client closed.
-async fn first_bytes(stream: &TcpStream) -> Option<Protocol> {
-    const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-    let mut bytes = [0; PREFACE.len()];
-    loop {
-        match stream.peek(&mut bytes).await {
-            Ok(0) | Err(_) => return None,
-            Ok(PREFACE_LEN) if bytes == *PREFACE => return Some(Protocol::Http2),
-            Ok(len) if bytes[..len] != PREFACE[..len] => return Some(Protocol::Http1),
-            // A preface in pieces: rare, and a socket with unread bytes cannot be waited on.
-            Ok(_) => tokio::time::sleep(Duration::from_millis(5)).await,
-        }
-    }
-}
-
 const PREFACE_LEN: usize = 24;
 
-/// Answers what must not be let in, and tells the service who the client is.
+/// Answers what must not be let in, tells the service who the client is, and the socket how far the exchange has got.
 struct Admission<S> {
     service: TowerToHyperService<S>,
     peer: Peer,
-    docs: Option<Arc<DocsUrl>>,
+    limits: Arc<Limits>,
+}
+
+/// What a request is held to beyond HTTP.
+struct Limits {
+    head_bytes_max: usize,
+    headers_max: usize,
+    docs: Option<DocsUrl>,
 }
 
 impl<S, B> hyper::service::Service<Request<Incoming>> for Admission<S>
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone,
+    B: Body<Data = Bytes>,
 {
-    type Response = Response<Either<B, Full<Bytes>>>;
+    type Response = Response<Told<Either<B, Full<Bytes>>>>;
     type Error = Infallible;
     type Future = Admitted<TowerToHyperServiceFuture<S, Request<Incoming>>>;
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        self.peer.exchange().begin(request.version());
         let (head, body) = request.into_parts();
-        if let Err(problem) = forward::admit(&head) {
-            return Admitted::Refused { problem: Some(problem), docs: self.docs.clone() };
+        let peer = self.peer.clone();
+        let admitted = forward::admit(&head).and_then(|()| self.limits.admit(&head));
+        if let Err(problem) = admitted {
+            return Admitted::Refused { problem: Some(problem), limits: self.limits.clone(), peer };
         }
         request = Request::from_parts(head, body);
         request.extensions_mut().insert(self.peer.clone());
-        Admitted::Served { future: hyper::service::Service::call(&self.service, request) }
+        Admitted::Served { future: hyper::service::Service::call(&self.service, request), peer }
+    }
+}
+
+impl Limits {
+    /// HTTP/1.1 heads were held to this as they came; of HTTP/2 only the double of it was refused, without saying why.
+    fn admit(&self, head: &request::Parts) -> Result<(), Problem> {
+        if head.version < Version::HTTP_2 {
+            return Ok(());
+        }
+        // As RFC 9113 §6.5.2 counts it.
+        let lines = head.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32);
+        let target = head.uri.path_and_query().map_or(0, |target| target.as_str().len());
+        if head.headers.len() > self.headers_max || lines.sum::<usize>() + target > self.head_bytes_max {
+            return Err(Problem::new(Code::HeadTooLarge));
+        }
+        Ok(())
     }
 }
 
 pin_project! {
     #[project = AdmittedProjected]
     enum Admitted<F> {
-        Served { #[pin] future: F },
-        Refused { problem: Option<Problem>, docs: Option<Arc<DocsUrl>> },
+        Served { #[pin] future: F, peer: Peer },
+        Refused { problem: Option<Problem>, limits: Arc<Limits>, peer: Peer },
     }
 }
 
 impl<F, B> Future for Admitted<F>
 where
     F: Future<Output = Result<Response<B>, Infallible>>,
+    B: Body<Data = Bytes>,
 {
-    type Output = Result<Response<Either<B, Full<Bytes>>>, Infallible>;
+    type Output = Result<Response<Told<Either<B, Full<Bytes>>>>, Infallible>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Poll::Ready(Ok(match self.project() {
-            AdmittedProjected::Served { future } => match ready!(future.poll(cx)) {
-                Ok(response) => response.map(Either::Left),
+        let (response, peer) = match self.project() {
+            AdmittedProjected::Served { future, peer } => match ready!(future.poll(cx)) {
+                Ok(response) => (response.map(Either::Left), peer),
                 Err(never) => match never {},
             },
-            AdmittedProjected::Refused { problem, docs } => {
+            AdmittedProjected::Refused { problem, limits, peer } => {
                 let problem = problem.take().expect("a future is not polled after its end");
-                problem::closing(problem, docs.as_deref()).map(|body| Either::Right(Full::new(body)))
+                let refusal = problem::closing(problem, limits.docs.as_ref());
+                (refusal.map(|body| Either::Right(Full::new(body))), peer)
             }
-        }))
+        };
+        peer.exchange().enter(Phase::Answering);
+        Poll::Ready(Ok(response.map(|inner| Told { inner, peer: peer.clone() })))
+    }
+}
+
+pin_project! {
+    /// A response body that tells the socket when all of it was given to the connection.
+    struct Told<B> {
+        #[pin]
+        inner: B,
+        peer: Peer,
+    }
+
+    impl<B> PinnedDrop for Told<B> {
+        fn drop(this: Pin<&mut Self>) {
+            this.peer.exchange().enter(Phase::Answered);
+        }
+    }
+}
+
+impl<B: Body> Body for Told<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        self.project().inner.poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
     }
 }

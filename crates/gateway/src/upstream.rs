@@ -46,6 +46,7 @@ pub(crate) struct Upstream<B: Body + 'static> {
     url: UpstreamUrl,
     connect_timeout: Duration,
     answer_timeout: Duration,
+    body_timeout: Duration,
     pool: Arc<Pool<B>>,
     /// Held while connecting, so that a burst opens one connection.
     shared: Mutex<Option<http2::SendRequest<OutgoingBody<B>>>>,
@@ -61,6 +62,7 @@ where
             url: options.upstream.clone(),
             connect_timeout: options.connect_timeout,
             answer_timeout: options.upstream_timeout,
+            body_timeout: options.body_timeout,
             pool: Pool::new(options.pool_idle.max(options.pool_idle_guarded), options.pool_idle_max),
             shared: Mutex::new(None),
         }
@@ -191,14 +193,21 @@ where
         answer: impl Future<Output = T>,
     ) -> Result<T, Failure> {
         let mut answer = std::pin::pin!(answer);
-        let mut deadline = Instant::now() + self.answer_timeout;
+        let start = Instant::now();
+        // Whose turn it is may change meanwhile, and with it what is due.
+        let look_again = progress.map_or(self.answer_timeout, |_| self.answer_timeout.min(self.body_timeout));
+        let mut deadline = start + look_again;
         loop {
             if let Ok(answer) = tokio::time::timeout_at(deadline, answer.as_mut()).await {
                 return Ok(answer);
             }
-            let moved = progress.map(|progress| progress.last_moved() + self.answer_timeout);
-            if let Some(later) = moved.filter(|later| *later > Instant::now()) {
-                deadline = later;
+            let due = match progress {
+                Some(progress) => progress.due(self.body_timeout, self.answer_timeout),
+                None => start + self.answer_timeout,
+            };
+            let now = Instant::now();
+            if due > now {
+                deadline = due.min(now + look_again);
                 continue;
             }
             if let Ok(answer) = tokio::time::timeout(LAST_LOOK, answer.as_mut()).await {

@@ -73,9 +73,11 @@ async fn a_preface_in_pieces_is_still_http_2_and_a_lookalike_is_http_1() {
 #[tokio::test]
 async fn connections_that_say_nothing_are_closed() {
     let upstream = Upstream::start(|_| Answer::ok("")).await;
-    let gateway =
-        Gateway::with(&upstream.url(), |options| options.client_idle_timeout = Duration::from_millis(200))
-            .await;
+    let gateway = Gateway::with(&upstream.url(), |options| {
+        options.client_idle_timeout = Duration::from_millis(200);
+        options.header_timeout = Duration::from_millis(200);
+    })
+    .await;
     for opening in
         ["", "P", "PRI * HTTP/2", "GET / HTTP/1.1\r\nHost: h\r\n", "GET / HTTP/1.1\r\nHost: h\r\n\r\n"]
     {

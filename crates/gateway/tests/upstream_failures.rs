@@ -192,7 +192,7 @@ async fn a_long_upload_is_not_a_silent_upstream() {
 async fn a_client_that_stops_in_its_upload_is_told_so() {
     let upstream = Upstream::start(|_| Answer::ok("")).await;
     let gateway =
-        Gateway::with(&upstream.url(), |options| options.upstream_timeout = Duration::from_millis(300)).await;
+        Gateway::with(&upstream.url(), |options| options.body_timeout = Duration::from_millis(300)).await;
     let (sender, request) = gateway.client().post("/").stream();
     sender.send(Bytes::from_static(b"x")).await.unwrap();
     let response = request.send_streaming().await.unwrap();

@@ -98,6 +98,12 @@ codes! {
     UpstreamTimeout "upstream-timeout" 504 false
         "The service behind did not answer in time"
         "The request was not guarded by a key: find out what became of it before you send it again."
+    HeadTooLarge "head-too-large" 431 false
+        "The request head is too large"
+        "Nothing was run. Send fewer or shorter headers and a shorter target, or let the operator raise max-header-bytes."
+    HeadTimeout "head-timeout" 408 true
+        "The request head took too long"
+        "Nothing was run. Send the whole request again with the same key."
     RequestMalformed "request-malformed" 400 false
         "The request has no single meaning"
         "Frame the body in one way, by Content-Length or by chunks, and keep to RFC 9112."

@@ -50,6 +50,8 @@ const PAGES: &[Page] = pages! {
     "body-too-large"
     "fingerprint-unknown"
     "handler-panicked"
+    "head-timeout"
+    "head-too-large"
     "in-progress"
     "key-malformed"
     "key-missing"

@@ -95,6 +95,8 @@ impl Serve {
         GatewayOptions {
             connect_timeout: self.connect_timeout,
             upstream_timeout: self.upstream_timeout,
+            header_timeout: self.header_timeout,
+            body_timeout: self.body_timeout,
             max_header_bytes: self.max_header_bytes,
             max_connections: self.max_connections,
             shutdown_timeout: self.shutdown_timeout,
@@ -108,6 +110,7 @@ impl Serve {
             .preset(self.preset)
             .fingerprint(self.fingerprint.definition())
             .max_request_body(self.max_request_body)
+            .body_timeout(self.body_timeout)
             .max_stored_body(self.max_stored_body)
             .max_buffered(self.buffer_budget)
             .on_store_failure(self.on_store_failure())

@@ -93,6 +93,12 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "URL", value_parser = docs_url, help_heading = "Policy")]
     pub(super) docs_url: Option<DocsUrl>,
 
+    /// How long a request head may take, from its first byte; past it 408
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Limits")]
+    pub(super) header_timeout: Duration,
+    /// How long the body of a guarded request may take, and that of any other may pause; past it 408
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration, help_heading = "Limits")]
+    pub(super) body_timeout: Duration,
     /// How long a connection to the upstream may take
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration, help_heading = "Limits")]
     pub(super) connect_timeout: Duration,
