@@ -1,0 +1,128 @@
+//! Which operation a request belongs to: its key, its scope and its fingerprint.
+
+use hyper::http::request::Parts;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::defect::Defect;
+use crate::wire::Reply;
+
+/// What a key is kept under.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Id {
+    pub(crate) scope: String,
+    pub(crate) key: String,
+}
+
+/// Reads the key. `None`: there is none, and the server does not mind.
+pub(crate) fn read(head: &Parts, defect: Option<Defect>) -> Result<Option<Id>, Reply> {
+    let lines: Vec<_> = head.headers.get_all("idempotency-key").iter().collect();
+    let line = match lines[..] {
+        [] if defect == Some(Defect::MissingKeyRuns) => return Ok(None),
+        [] => return Err(Reply::problem(400, "key-missing", "Send an Idempotency-Key.")),
+        [first, _, ..] if defect == Some(Defect::FirstOfTwoKeys) => first,
+        [line] => line,
+        _ => return Err(malformed("Send one Idempotency-Key.")),
+    };
+    let line = line.to_str().map_err(|_| malformed("A key is ASCII."))?;
+    let key = unquote(line, defect)?;
+    if key.is_empty() && defect != Some(Defect::EmptyKeyIsAKey) {
+        return Err(malformed("The key is empty."));
+    }
+    if key.len() > 255 {
+        return Err(malformed("The key is longer than 255 characters."));
+    }
+    if key.len() > 100 && defect == Some(Defect::LongKeyIs500) {
+        return Err(Reply::new(500, "value too long for type character varying(100)"));
+    }
+    let key = match defect {
+        Some(Defect::KeyTruncated) => key[..key.len().min(64)].to_owned(),
+        Some(Defect::KeyCaseFolded) => key.to_lowercase(),
+        Some(Defect::QuotedIsAnother) => line.to_owned(),
+        Some(Defect::KeyTrimmed) => key.trim().to_owned(),
+        _ => key,
+    };
+    let scope = match defect {
+        Some(Defect::GlobalScope) => String::new(),
+        _ => head.headers.get("authorization").map(|v| hex(v.as_bytes())).unwrap_or_default(),
+    };
+    Ok(Some(Id { scope, key }))
+}
+
+/// A string of RFC 9651, or a bare word.
+fn unquote(line: &str, defect: Option<Defect>) -> Result<String, Reply> {
+    let Some(inner) = line.strip_prefix('"') else {
+        let bare = |c: char| c.is_ascii_graphic() && !"\",;\\".contains(c);
+        // An empty header value is the empty key, which is refused by its length.
+        return match line.chars().all(bare) {
+            true => Ok(line.to_owned()),
+            false => Err(malformed("A bare key is one word of visible ASCII without \" , ; and \\.")),
+        };
+    };
+    let (mut key, mut rest) = (String::new(), inner.chars());
+    loop {
+        match rest.next() {
+            Some('"') => break,
+            Some('\\') => match rest.next() {
+                Some(c @ ('"' | '\\')) => key.push(c),
+                _ => return Err(malformed("Only \\\" and \\\\ may follow a backslash.")),
+            },
+            Some(c @ ' '..='~') => key.push(c),
+            _ => return Err(malformed("The quoted key has no end.")),
+        }
+    }
+    let after = rest.as_str();
+    let parameters = after.is_empty() || after.trim_start().starts_with(';');
+    if !parameters && defect != Some(Defect::FirstOfTwoKeys) {
+        return Err(malformed("Send one key, not a list."));
+    }
+    Ok(key)
+}
+
+fn malformed(what: &str) -> Reply {
+    Reply::problem(400, "key-malformed", what)
+}
+
+/// What must be the same when a key comes again.
+pub(crate) fn fingerprint(head: &Parts, body: &[u8], defect: Option<Defect>) -> String {
+    let mut hash = Sha256::new();
+    let mut part = |bytes: &[u8]| {
+        hash.update((bytes.len() as u64).to_be_bytes());
+        hash.update(bytes);
+    };
+    if defect == Some(Defect::NoFingerprint) {
+        return String::new();
+    }
+    if defect != Some(Defect::MethodIgnored) {
+        part(head.method.as_str().as_bytes());
+    }
+    if defect != Some(Defect::PathIgnored) {
+        part(head.uri.path().as_bytes());
+    }
+    if defect != Some(Defect::QueryIgnored) {
+        part(head.uri.query().unwrap_or_default().as_bytes());
+    }
+    match defect {
+        Some(Defect::FingerprintOfPrefix) => part(&body[..body.len().min(30 << 10)]),
+        Some(Defect::FingerprintOfDoubles) => match serde_json::from_slice::<Value>(body) {
+            Ok(json) => part(doubles(json).to_string().as_bytes()),
+            Err(_) => part(body),
+        },
+        _ => part(body),
+    }
+    hex(&hash.finalize())
+}
+
+/// As a language sees it whose only numbers are floating point.
+fn doubles(json: Value) -> Value {
+    match json {
+        Value::Number(number) => number.as_f64().map_or(Value::Null, Value::from),
+        Value::Array(items) => items.into_iter().map(doubles).collect(),
+        Value::Object(members) => members.into_iter().map(|(name, value)| (name, doubles(value))).collect(),
+        other => other,
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

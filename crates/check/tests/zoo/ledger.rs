@@ -1,0 +1,131 @@
+//! The work: payments from one account, and the file that survives a crash.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::wire::Reply;
+
+/// How much may be paid at once.
+const LIMIT: u64 = 1_000_000;
+const START: i64 = 100_000_000;
+
+/// What was paid, and how often.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    pub(crate) count: u64,
+    paid: u64,
+}
+
+impl Ledger {
+    pub(crate) fn pay(&mut self, amount: u64) -> u64 {
+        self.count += 1;
+        self.paid += amount;
+        self.count
+    }
+
+    pub(crate) fn balance(&self) -> i64 {
+        START - self.paid as i64
+    }
+}
+
+/// A request of payment, understood.
+#[derive(Clone, Debug)]
+pub(crate) struct Order {
+    pub(crate) amount: u64,
+    /// How long the work takes.
+    pub(crate) takes: Duration,
+    /// Fails the first time for a reason that passes.
+    pub(crate) flaky: bool,
+    pub(crate) receipt: Receipt,
+}
+
+/// What the answer looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Receipt {
+    Json,
+    /// Bytes that are no text.
+    Binary,
+    /// Some 100 KB.
+    Big,
+    /// 204.
+    Empty,
+}
+
+impl Order {
+    /// Reads `{"amount": n, "slow": ms, "flaky": bool, "receipt": "binary" | "big" | "empty"}`; all but `amount` may
+    /// be left out, and other members are welcome.
+    pub(crate) fn parse(body: &[u8]) -> Result<Self, Reply> {
+        let bad = |what: &str| Reply::problem(400, "bad-order", what);
+        let order: Value = serde_json::from_slice(body).map_err(|_| bad("This is no JSON."))?;
+        let amount = order["amount"].as_u64().ok_or_else(|| bad("amount must be a whole number."))?;
+        if amount > LIMIT {
+            return Err(Reply::problem(402, "insufficient-funds", "There is not so much on the account."));
+        }
+        let receipt = match order["receipt"].as_str() {
+            None => Receipt::Json,
+            Some("binary") => Receipt::Binary,
+            Some("big") => Receipt::Big,
+            Some("empty") => Receipt::Empty,
+            Some(_) => return Err(bad("receipt must be binary, big or empty.")),
+        };
+        let takes = Duration::from_millis(order["slow"].as_u64().unwrap_or(3).min(10_000));
+        Ok(Self { amount, takes, flaky: order["flaky"] == true, receipt })
+    }
+}
+
+/// The answer to payment number `id`.
+pub(crate) fn receipt(order: &Order, id: u64, balance: i64, path: &str) -> Reply {
+    let (content_type, body) = match order.receipt {
+        // Members that are not sorted, so that JSON written anew differs.
+        Receipt::Json => (
+            "application/json",
+            format!(r#"{{"id":{id},"charged":{}, "balance":{balance}}}"#, order.amount).into_bytes(),
+        ),
+        Receipt::Binary => {
+            let bytes = id.to_be_bytes().into_iter().chain(0..=255).collect();
+            ("application/octet-stream", bytes)
+        }
+        Receipt::Big => ("text/plain", format!("payment {id}\n").repeat(8_000).into_bytes()),
+        Receipt::Empty => ("", Vec::new()),
+    };
+    let status = if order.receipt == Receipt::Empty { 204 } else { 201 };
+    let mut reply = Reply::new(status, body)
+        .header("location", &format!("{path}/{id}"))
+        .header("link", &format!("<{path}/{id}/refund>; rel=\"refund\""))
+        .header("link", &format!("<{path}/{id}/receipt>; rel=\"receipt\""))
+        .header("etag", &format!("\"{id}\""))
+        .header("set-cookie", &format!("visit={id}; HttpOnly"));
+    if !content_type.is_empty() {
+        reply = reply.header("content-type", content_type);
+    }
+    reply
+}
+
+/// Lines of JSON, each appended by one write: a killed process leaves whole lines.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    file: File,
+}
+
+impl Journal {
+    /// Opens it, and gives the lines that are there.
+    pub(crate) fn open(path: &Path) -> (Self, Vec<Value>) {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let lines = text.lines().map(|line| serde_json::from_str(line).expect("a whole line")).collect();
+        let file = OpenOptions::new().create(true).append(true).open(path).expect("the journal's folder is there");
+        (Self { file }, lines)
+    }
+
+    pub(crate) fn append(&mut self, line: &Value) {
+        self.file.write_all(format!("{line}\n").as_bytes()).expect("the disk has room");
+    }
+}
+
+/// The line that says that a payment was made.
+pub(crate) fn paid(amount: u64) -> Value {
+    json!({"paid": amount})
+}

@@ -1,0 +1,379 @@
+//! The zoo's own proof, without the checker: each server has its defect, and but for what follows from it no other.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use testkit::{Client, ClientResponse, RawConnection};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use crate::defect::Defect::{self, *};
+use crate::serve::Server;
+
+const BODY: &str = r#"{"amount":100}"#;
+const SLOW: &str = r#"{"amount":100,"slow":800}"#;
+/// Servers that are looked at side by side.
+const AT_ONCE: usize = 12;
+
+/// A server and a client of it.
+struct Site {
+    server: Server,
+    keys: AtomicUsize,
+}
+
+impl Site {
+    fn key(&self) -> String {
+        format!("Key-{}", self.keys.fetch_add(1, Ordering::Relaxed))
+    }
+
+    async fn count(&self) -> u64 {
+        let answer = Client::new(self.server.addr).get("/effects").send().await.unwrap();
+        serde_json::from_slice::<serde_json::Value>(&answer.body).unwrap_or_default()["count"]
+            .as_u64()
+            .unwrap_or_default()
+    }
+
+    async fn send_to(&self, method: &str, path: &str, keys: &[&str], body: &str) -> ClientResponse {
+        let mut request = Client::new(self.server.addr).request(method.parse().unwrap(), path);
+        for key in keys {
+            request = request.header("idempotency-key", key);
+        }
+        request.body(body.to_owned()).send().await.unwrap()
+    }
+
+    async fn send(&self, key: &str, body: &str) -> ClientResponse {
+        self.send_to("POST", "/pay", &[key], body).await
+    }
+
+    /// Twice with a fresh key.
+    async fn twice(&self, body: &str) -> (ClientResponse, ClientResponse) {
+        let key = self.key();
+        (self.send(&key, body).await, self.send(&key, body).await)
+    }
+
+    async fn as_principal(&self, name: &str, key: &str) -> u16 {
+        let request = Client::new(self.server.addr).post("/pay").key(key).header("authorization", name);
+        request.body(BODY).send().await.unwrap().status
+    }
+
+    /// A request whose connection ends after `wait`; the body is `cut` bytes short.
+    async fn leave(&self, key: &str, body: &str, cut: usize, wait: u64) {
+        let head = format!(
+            "POST /pay HTTP/1.1\r\nHost: zoo\r\nIdempotency-Key: {key}\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        let mut connection = RawConnection::open(self.server.addr).await;
+        connection.write(format!("{head}{}", &body[..body.len() - cut])).await;
+        tokio::time::sleep(Duration::from_millis(wait)).await;
+    }
+}
+
+fn big(last: char) -> String {
+    format!(r#"{{"amount":100,"note":"{}{last}"}}"#, "x".repeat(40_000))
+}
+
+/// A question to a server: does it hold?
+async fn holds(probe: &str, site: &Site) -> bool {
+    match probe.split_once(' ').unwrap_or((probe, "")) {
+        ("key", rest) => keys(rest, site).await,
+        ("replay", rest) => replays(rest, site).await,
+        ("mismatch", rest) => mismatches(rest, site).await,
+        ("flight", rest) => in_flight(rest, site).await,
+        ("end", rest) => ends(rest, site).await,
+        _ => panic!("no probe {probe}"),
+    }
+}
+
+const PROBES: &[&str] = &[
+    "key missing", "key empty", "key two", "key case", "key blank", "key long", "key quoted", "key principal",
+    "replay twice", "replay thrice", "replay many", "replay status", "replay headers", "replay location",
+    "replay repeated", "replay cookie", "replay json", "replay binary", "replay big", "replay later",
+    "replay marker", "replay first", "replay expires",
+    "mismatch body", "mismatch tail", "mismatch number", "mismatch query", "mismatch path", "mismatch method",
+    "mismatch after", "mismatch flight", "mismatch problem",
+    "flight race", "flight losers", "flight copies", "flight retry-after",
+    "end definitive", "end transient", "end disconnect", "end half",
+];
+
+async fn keys(probe: &str, site: &Site) -> bool {
+    let (before, key) = (site.count().await, site.key());
+    match probe {
+        "missing" => site.send_to("POST", "/pay", &[], BODY).await.status == 400,
+        "empty" => site.send("\"\"", BODY).await.status == 400,
+        "two" => {
+            site.send_to("POST", "/pay", &[&key, "other"], BODY).await.status == 400
+                && site.send(&format!("\"{key}\", \"other\""), BODY).await.status == 400
+        }
+        "principal" => {
+            let statuses = (site.as_principal("alice", &key).await, site.as_principal("bob", &key).await);
+            statuses == (201, 201) && site.count().await == before + 2
+        }
+        "quoted" => {
+            site.send(&key, BODY).await;
+            site.send(&format!("\"{key}\""), BODY).await;
+            site.count().await == before + 1
+        }
+        _ => {
+            let pad = "x".repeat(254 - key.len());
+            let (one, other) = match probe {
+                "case" => (format!("\"{key}\""), format!("\"{}\"", key.to_uppercase())),
+                "blank" => (format!("\"{key}\""), format!("\"{key} \"")),
+                "long" => (format!("{key}{pad}1"), format!("{key}{pad}2")),
+                _ => panic!("{probe}"),
+            };
+            let statuses = (site.send(&one, BODY).await.status, site.send(&other, BODY).await.status);
+            statuses == (201, 201) && site.count().await == before + 2
+        }
+    }
+}
+
+async fn replays(probe: &str, site: &Site) -> bool {
+    let before = site.count().await;
+    let body = match probe {
+        "binary" => r#"{"amount":100,"receipt":"binary"}"#,
+        "big" => r#"{"amount":100,"receipt":"big"}"#,
+        _ => BODY,
+    };
+    if let "thrice" | "many" | "later" = probe {
+        let key = site.key();
+        let first = site.send(&key, body).await;
+        let others = match probe {
+            "thrice" => 0,
+            "later" => 1,
+            _ => 12,
+        };
+        for _ in 0..others {
+            site.send(&site.key(), body).await;
+        }
+        let second = site.send(&key, body).await;
+        if probe == "thrice" {
+            site.send(&key, body).await;
+        }
+        if probe == "later" {
+            // Whole or not, it must not tell another balance.
+            return balance(&second).is_none_or(|then| Some(then) == balance(&first));
+        }
+        return site.count().await == before + 1 + others;
+    }
+    let (first, second) = site.twice(body).await;
+    let same = |name: &str| first.header_all(name) == second.header_all(name) && first.header(name).is_some();
+    match probe {
+        "twice" => site.count().await == before + 1,
+        "status" => first.status == second.status,
+        "headers" => ["content-type", "etag"].iter().all(|name| same(name)),
+        "location" => same("location"),
+        "repeated" => same("link"),
+        "cookie" => second.header("set-cookie").is_none(),
+        "json" | "binary" | "big" => first.body == second.body && site.count().await == before + 1,
+        "marker" => second.header("idempotency-replayed") == Some("true"),
+        "first" => first.header("idempotency-replayed").is_none(),
+        "expires" => first.header("idempotency-key-expires").is_some(),
+        _ => panic!("{probe}"),
+    }
+}
+
+fn balance(answer: &ClientResponse) -> Option<i64> {
+    serde_json::from_slice::<serde_json::Value>(&answer.body).ok()?["balance"].as_i64()
+}
+
+async fn mismatches(probe: &str, site: &Site) -> bool {
+    let (before, key) = (site.count().await, site.key());
+    let (one, other) = match probe {
+        "tail" => (big('1'), big('2')),
+        "number" => (
+            r#"{"amount":1,"order":653247040368672768}"#.into(),
+            r#"{"amount":1,"order":653247040368672769}"#.into(),
+        ),
+        "query" | "path" | "method" => (BODY.into(), BODY.into()),
+        "flight" => (SLOW.to_owned(), BODY.to_owned()),
+        _ => (BODY.to_owned(), r#"{"amount":200}"#.to_owned()),
+    };
+    if probe == "flight" {
+        let (_, second) = tokio::join!(site.send(&key, &one), async {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            site.send(&key, &other).await
+        });
+        return second.status == 422;
+    }
+    let first = site.send(&key, &one).await;
+    let second = match probe {
+        "query" => site.send_to("POST", "/pay?dry-run=1", &[&key], &other).await,
+        "path" => site.send_to("POST", "/pay/other", &[&key], &other).await,
+        "method" => site.send_to("PUT", "/pay", &[&key], &other).await,
+        _ => site.send(&key, &other).await,
+    };
+    match probe {
+        "problem" => second.header("content-type") == Some("application/problem+json"),
+        "after" => {
+            let third = site.send(&key, &one).await;
+            first.status == 201 && third.status / 100 == 2 && site.count().await == before + 1
+        }
+        _ => second.status == 422 && site.count().await == before + 1,
+    }
+}
+
+async fn in_flight(probe: &str, site: &Site) -> bool {
+    let (before, key) = (site.count().await, site.key());
+    if let "race" | "losers" = probe {
+        let mut copies = JoinSet::new();
+        for _ in 0..8 {
+            let request = Client::new(site.server.addr).post("/pay").key(&key).body(r#"{"amount":100,"slow":60}"#);
+            copies.spawn(async move { request.send().await.unwrap().status });
+        }
+        let statuses = BTreeSet::from_iter(copies.join_all().await);
+        let once = site.count().await == before + 1;
+        return if probe == "race" { once } else { statuses.is_subset(&BTreeSet::from([200, 201, 409])) };
+    }
+    let (_, second) = tokio::join!(site.send(&key, SLOW), async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let second = site.send(&key, SLOW).await;
+        site.send(&key, SLOW).await;
+        second
+    });
+    match probe {
+        "retry-after" => second.header("retry-after").is_some(),
+        _ => second.status == 409 && site.count().await == before + 1,
+    }
+}
+
+async fn ends(probe: &str, site: &Site) -> bool {
+    let (before, key) = (site.count().await, site.key());
+    match probe {
+        "definitive" => {
+            let failing = r#"{"amount":2000000}"#;
+            // A refusal looks the same twice; that its key is taken shows when it comes with another body.
+            let (first, other) = (site.send(&key, failing).await, site.send(&key, BODY).await);
+            first.status == 402 && matches!(other.status, 422 | 409)
+        }
+        "transient" => {
+            let flaky = r#"{"amount":100,"flaky":true}"#;
+            let first = site.send(&key, flaky).await.status;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let second = site.send(&key, flaky).await.status;
+            (first, second) == (503, 201) && site.count().await == before + 1
+        }
+        "disconnect" => {
+            site.leave(&key, SLOW, 0, 100).await;
+            site.send(&key, SLOW).await;
+            // Who is not stuck has ended long before.
+            tokio::time::sleep(Duration::from_millis(1200)).await;
+            site.send(&key, SLOW).await.status / 100 == 2 && site.count().await == before + 1
+        }
+        "half" => {
+            site.leave(&key, BODY, 5, 50).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            site.send(&key, BODY).await.status == 201 && site.count().await == before + 1
+        }
+        _ => panic!("{probe}"),
+    }
+}
+
+/// The probes that do not hold for a server with this defect; the first one is the defect itself.
+fn expected(defect: Defect) -> &'static [&'static str] {
+    match defect {
+        CheckThenInsert => &["flight race"],
+        NoClaim => &["flight copies", "flight race", "flight retry-after", "end disconnect"],
+        LosersGet500 => &["flight losers"],
+        RefusedDuplicateFrees => &["flight copies", "flight race", "end disconnect"],
+        LockTooShort => &["flight copies", "flight retry-after", "end disconnect"],
+        LockOutlivesWork => &["end transient"],
+        PerWorker => &["replay twice"],
+        FewKeys => &["replay many"],
+        MissingKeyRuns => &["key missing"],
+        EmptyKeyIsAKey => &["key empty"],
+        FirstOfTwoKeys => &["key two"],
+        KeyTruncated | LongKeyIs500 => &["key long"],
+        KeyCaseFolded => &["key case"],
+        KeyTrimmed => &["key blank"],
+        QuotedIsAnother => &["key quoted"],
+        GlobalScope => &["key principal"],
+        NoFingerprint => &[
+            "mismatch body", "mismatch tail", "mismatch number", "mismatch query", "mismatch path", "mismatch method",
+            "mismatch flight", "mismatch problem", "end definitive",
+        ],
+        FingerprintOfPrefix => &["mismatch tail"],
+        FingerprintOfDoubles => &["mismatch number"],
+        QueryIgnored => &["mismatch query"],
+        PathIgnored => &["mismatch path"],
+        MethodIgnored => &["mismatch method"],
+        MismatchRuns => &[
+            "mismatch body", "mismatch tail", "mismatch number", "mismatch query", "mismatch path", "mismatch method",
+            "mismatch flight", "mismatch problem", "end definitive", "mismatch after",
+        ],
+        MismatchPoisons | MismatchFrees => &["mismatch after"],
+        MismatchIs409 => &[
+            "mismatch body", "mismatch tail", "mismatch number", "mismatch query", "mismatch path", "mismatch method",
+            "mismatch flight",
+        ],
+        InFlightFirst => &["mismatch flight"],
+        FivexxStored => &["end transient"],
+        FourxxNotStored => &["end definitive"],
+        BigAnswerNotStored => &["replay big"],
+        StuckAfterDisconnect | RunsAgainAfterDisconnect => &["end disconnect"],
+        StuckAfterHalf | HalfBodyPoisons => &["end half"],
+        ReplayRuns => &[
+            "replay twice", "replay thrice", "replay many", "replay json", "replay binary", "replay big", "key quoted",
+            "mismatch after", "end disconnect",
+        ],
+        EverySecondRuns => &["replay thrice"],
+        ReplayOfNow => &["replay later"],
+        ReplayIs200 => &["replay status"],
+        HeadersLost => &["replay headers", "replay location", "replay repeated"],
+        LocationLost => &["replay location"],
+        RepeatedCollapsed => &["replay repeated"],
+        TextDecoded => &["replay binary"],
+        JsonRewritten => &["replay json"],
+        ReplayTruncated => &["replay json", "replay binary", "replay big"],
+        SetCookieReplayed => &["replay cookie"],
+        MarkerOnFirst => &["replay first"],
+        NoMarker => &["replay marker"],
+        NoRetryAfter => &["flight retry-after"],
+        PlainRefusals => &["mismatch problem"],
+        NoExpiry => &["replay expires"],
+        StuckAfterCrash | RunsAgainAfterCrash | ForgetsOnRestart => &[],
+        // What follows from these is nearly everything.
+        LockHidesResult => &["replay status"],
+        NoKeys => &["replay twice"],
+        Constant | NotFound | Broken | Echo => &["key principal"],
+    }
+}
+
+/// Those that fail so much that the rest says nothing.
+fn is_sweeping(defect: Defect) -> bool {
+    matches!(defect, LockHidesResult | NoKeys | Constant | NotFound | Broken | Echo | PerWorker)
+}
+
+async fn failing(defect: Option<Defect>, probes: &[&'static str]) -> BTreeSet<&'static str> {
+    let mut running = JoinSet::new();
+    for &probe in probes {
+        // A server for each probe, so that none disturbs another.
+        let site = Site { server: Server::start(defect).await, keys: AtomicUsize::new(0) };
+        running.spawn(async move { (!holds(probe, &site).await).then_some(probe) });
+    }
+    running.join_all().await.into_iter().flatten().collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_right_server_is_right() {
+    assert_eq!(failing(None, PROBES).await, BTreeSet::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_wrong_server_is_wrong_in_one_thing() {
+    let places = Arc::new(Semaphore::new(AT_ONCE));
+    let mut running = JoinSet::new();
+    for &defect in Defect::ALL {
+        let places = places.clone();
+        running.spawn(async move {
+            let _place = places.acquire().await;
+            let probes = if is_sweeping(defect) { expected(defect) } else { PROBES };
+            let expected = BTreeSet::from_iter(expected(defect).iter().copied());
+            let found = failing(Some(defect), probes).await;
+            (found != expected).then(|| format!("{}: fails {found:?}, expected {expected:?}", defect.name()))
+        });
+    }
+    let wrong: Vec<_> = running.join_all().await.into_iter().flatten().collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

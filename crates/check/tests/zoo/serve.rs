@@ -1,0 +1,206 @@
+//! The HTTP side of a shop: `POST`, `PUT` or `PATCH /pay…` pays, `GET /effects` tells what was paid.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::http::request::Parts;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response};
+use hyper_util::rt::TokioIo;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::task::{JoinHandle, JoinSet};
+
+use crate::defect::Defect;
+use crate::key;
+use crate::shop::{Call, Shop};
+use crate::wire::Reply;
+
+const BODY_MAX: usize = 1 << 20;
+
+/// A running server; its connections end when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) addr: SocketAddr,
+    accept: JoinHandle<()>,
+}
+
+impl Server {
+    /// Starts one on a free port. No defect: the right one.
+    pub(crate) async fn start(defect: impl Into<Option<Defect>>) -> Self {
+        let defect = defect.into();
+        Self::start_on("127.0.0.1:0".parse().unwrap(), Shop::new(defect), defect).await
+    }
+
+    pub(crate) async fn start_on(addr: SocketAddr, shop: Shop, defect: Option<Defect>) -> Self {
+        let listener = TcpListener::bind(addr).await.expect("the address is free");
+        let addr = listener.local_addr().unwrap();
+        let accept = tokio::spawn(accept(listener, Arc::new(shop), defect));
+        Self { addr, accept }
+    }
+
+    pub(crate) fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.addr)
+    }
+
+    /// Serves until the process ends.
+    pub(crate) async fn forever(mut self) {
+        let _ = (&mut self.accept).await;
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.accept.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, shop: Arc<Shop>, defect: Option<Defect>) {
+    let mut connections = JoinSet::new();
+    // Connections are dealt to two workers in turn, those that pay.
+    let dealt = Arc::new(AtomicUsize::new(0));
+    while let Ok((stream, _)) = listener.accept().await {
+        while connections.try_join_next().is_some() {}
+        let _ = stream.set_nodelay(true);
+        let (shop, dealt) = (shop.clone(), dealt.clone());
+        connections.spawn(async move {
+            let worker = Arc::new(OnceLock::new());
+            let service = service_fn(move |request: Request<Incoming>| {
+                let (shop, defect) = (shop.clone(), defect);
+                let pays = request.method() != Method::GET;
+                let worker = pays.then(|| *worker.get_or_init(|| dealt.fetch_add(1, Ordering::Relaxed) % 2));
+                handle(request, worker.unwrap_or_default(), shop, defect)
+            });
+            let http = hyper::server::conn::http1::Builder::new();
+            // A client may go at any moment; that is what is tested.
+            let _ = http.serve_connection(TokioIo::new(stream), service).await;
+        });
+    }
+}
+
+async fn handle(
+    request: Request<Incoming>,
+    worker: usize,
+    shop: Arc<Shop>,
+    defect: Option<Defect>,
+) -> Result<Response<Full<Bytes>>, Gone> {
+    let (head, body) = request.into_parts();
+    let deaf = match defect {
+        Some(Defect::Constant) => Some(Reply::new(200, r#"{"ok":true}"#).header("content-type", "application/json")),
+        Some(Defect::NotFound) => Some(Reply::new(404, "Not Found")),
+        Some(Defect::Broken) => Some(Reply::new(500, "Internal Server Error")),
+        _ => None,
+    };
+    if let Some(reply) = deaf {
+        // Read, so that the connection can be used again.
+        body.collect().await.map_err(|_| Gone)?;
+        return Ok(reply.into());
+    }
+    if head.uri.path() == "/effects" {
+        let (count, balance) = shop.effects();
+        let body = json!({"count": count, "balance": balance}).to_string();
+        return Ok(Reply::new(200, body).header("content-type", "application/json").into());
+    }
+    let pays = matches!(head.method, Method::POST | Method::PUT | Method::PATCH);
+    if !pays || !head.uri.path().starts_with("/pay") {
+        return Ok(Reply::problem(404, "not-found", "POST /pay, or GET /effects.").into());
+    }
+    pay(&head, body, worker, shop, defect).await.map(Into::into)
+}
+
+async fn pay(
+    head: &Parts,
+    body: Incoming,
+    worker: usize,
+    shop: Arc<Shop>,
+    defect: Option<Defect>,
+) -> Result<Reply, Gone> {
+    let path = head.uri.path().to_owned();
+    let id = match key::read(head, defect) {
+        _ if matches!(defect, Some(Defect::NoKeys | Defect::Echo)) => None,
+        Ok(id) => id,
+        Err(refusal) if refusal.is("application/problem+json") => {
+            return Ok(shop.refusal(refusal));
+        }
+        Err(failure) => return Ok(failure),
+    };
+    let Some(mut id) = id else {
+        let body = whole(body).await?;
+        if defect == Some(Defect::Echo) {
+            return Ok(Reply::new(200, body).header("content-type", "application/json"));
+        }
+        return Ok(shop.unguarded(&path, &body).await);
+    };
+    if defect == Some(Defect::PerWorker) {
+        id.scope.push_str(&format!("/{worker}"));
+    }
+    let mut call = Call { id, fingerprint: String::new(), path, body: Bytes::new() };
+    if defect == Some(Defect::StuckAfterHalf) {
+        return early(head, call, body, shop, defect).await;
+    }
+    call.body = match defect {
+        Some(Defect::HalfBodyPoisons) => whatever(body).await,
+        _ => whole(body).await?,
+    };
+    if call.body.len() > BODY_MAX {
+        return Ok(Reply::problem(413, "too-large", "A body has 1 MiB at most."));
+    }
+    call.fingerprint = key::fingerprint(head, &call.body, defect);
+    let work = async move { shop.answer(&call).await };
+    match defect {
+        // The work is a part of the connection's own future, which is dropped with the connection.
+        Some(Defect::StuckAfterDisconnect | Defect::RunsAgainAfterDisconnect) => Ok(work.await),
+        _ => tokio::spawn(work).await.map_err(|_| Gone),
+    }
+}
+
+async fn whole(body: Incoming) -> Result<Bytes, Gone> {
+    Ok(body.collect().await.map_err(|_| Gone)?.to_bytes())
+}
+
+/// What has come when the body ends, or the connection does.
+async fn whatever(mut body: Incoming) -> Bytes {
+    let mut read = Vec::new();
+    while let Some(Ok(frame)) = body.frame().await {
+        if let Ok(data) = frame.into_data() {
+            read.extend_from_slice(&data);
+        }
+    }
+    read.into()
+}
+
+/// Holds the key from the head of a request on.
+async fn early(
+    head: &Parts,
+    mut call: Call,
+    body: Incoming,
+    shop: Arc<Shop>,
+    defect: Option<Defect>,
+) -> Result<Reply, Gone> {
+    let Some(token) = shop.claim_early(&call) else {
+        call.body = whole(body).await?;
+        call.fingerprint = key::fingerprint(head, &call.body, defect);
+        return Ok(shop.answer(&call).await);
+    };
+    call.body = whole(body).await?;
+    call.fingerprint = key::fingerprint(head, &call.body, defect);
+    let work = async move { shop.run_early(&call, token).await };
+    tokio::spawn(work).await.map_err(|_| Gone)
+}
+
+/// Makes hyper close the connection.
+#[derive(Debug)]
+struct Gone;
+
+impl fmt::Display for Gone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the client is gone")
+    }
+}
+
+impl std::error::Error for Gone {}

@@ -1,0 +1,403 @@
+//! The right server's idempotency: a table in memory, one lock around it. What a defect changes is said at its place.
+
+use std::collections::{HashMap, VecDeque};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use serde_json::json;
+
+use crate::defect::Defect;
+use crate::key::Id;
+use crate::ledger::{Journal, Ledger, Order, paid, receipt};
+use crate::wire::Reply;
+
+/// Between the look-up and the insert of who checks, then inserts.
+const GAP: Duration = Duration::from_millis(50);
+/// The lock that is too short for the work.
+const SHORT_LOCK: Duration = Duration::from_millis(100);
+/// The lock that hides a result.
+const LONG_LOCK: Duration = Duration::from_millis(1500);
+const FEW: usize = 8;
+
+/// Payments and keys.
+#[derive(Debug)]
+pub(crate) struct Shop {
+    defect: Option<Defect>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    ledger: Ledger,
+    keys: HashMap<Id, Entry>,
+    recent: VecDeque<Id>,
+    /// Orders that fail once and have failed.
+    failed_once: HashMap<Id, bool>,
+    journal: Option<Journal>,
+    next_token: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    fingerprint: String,
+    token: u64,
+    since: Instant,
+    progress: Progress,
+}
+
+#[derive(Clone, Debug)]
+enum Progress {
+    Running,
+    Done(Reply),
+}
+
+/// A request with its key.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) id: Id,
+    pub(crate) fingerprint: String,
+    pub(crate) path: String,
+    pub(crate) body: Bytes,
+}
+
+enum Claim {
+    Won(u64),
+    Running,
+    Mismatch,
+    Done(Reply),
+    Violation,
+}
+
+impl Shop {
+    pub(crate) fn new(defect: Option<Defect>) -> Self {
+        Self { defect, state: Mutex::default() }
+    }
+
+    /// With what the journal says.
+    pub(crate) fn recover(defect: Option<Defect>, journal: &Path) -> Self {
+        let shop = Self::new(defect);
+        let (journal, lines) = Journal::open(journal);
+        let mut state = shop.state.lock();
+        for line in lines {
+            if let Some(amount) = line["paid"].as_u64() {
+                state.ledger.pay(amount);
+            }
+            let Some(key) = line["key"].as_str() else { continue };
+            let text = |name: &str| line[name].as_str().expect("a text").to_owned();
+            let id = Id { scope: text("scope"), key: key.to_owned() };
+            let progress = match line["reply"].is_null() {
+                true => Progress::Running,
+                false => Progress::Done(Reply::from_json(&line["reply"])),
+            };
+            let since = Instant::now();
+            state.keys.insert(id, Entry { fingerprint: text("fingerprint"), token: 0, since, progress });
+        }
+        state.journal = Some(journal);
+        drop(state);
+        shop
+    }
+
+    fn has(&self, defect: Defect) -> bool {
+        self.defect == Some(defect)
+    }
+
+    /// How many payments there were, and what is left.
+    pub(crate) fn effects(&self) -> (u64, i64) {
+        let state = self.state.lock();
+        (state.ledger.count, state.ledger.balance())
+    }
+
+    /// Answers one call: by the work, or by what is known of its key.
+    pub(crate) async fn answer(&self, call: &Call) -> Reply {
+        match self.claim(call).await {
+            Claim::Won(token) => {
+                let reply = self.run(call, token).await;
+                let first = if self.has(Defect::MarkerOnFirst) { marked(reply) } else { reply };
+                self.with_expiry(first)
+            }
+            Claim::Running => {
+                self.refuse(409, "in-progress", "A request with this key is being worked on; try again later.")
+            }
+            Claim::Mismatch => {
+                let status = if self.has(Defect::MismatchIs409) { 409 } else { 422 };
+                self.refuse(status, "key-reused", "This key was used for another request.")
+            }
+            Claim::Done(reply) => self.replay(call, reply).await,
+            Claim::Violation => Reply::new(500, "UNIQUE constraint failed: idempotency_keys.key"),
+        }
+    }
+
+    fn refuse(&self, status: u16, code: &str, detail: &str) -> Reply {
+        let refusal = self.refusal(Reply::problem(status, code, detail));
+        if code == "in-progress" && !self.has(Defect::NoRetryAfter) {
+            return refusal.header("retry-after", "1");
+        }
+        refusal
+    }
+
+    /// A refusal that concerns keys.
+    pub(crate) fn refusal(&self, refusal: Reply) -> Reply {
+        if self.has(Defect::PlainRefusals) {
+            return Reply::new(refusal.status, "Bad idempotency key").header("content-type", "text/plain");
+        }
+        refusal
+    }
+
+    fn with_expiry(&self, reply: Reply) -> Reply {
+        if self.has(Defect::NoExpiry) {
+            return reply;
+        }
+        reply.header("idempotency-key-expires", "Fri, 31 Dec 2100 23:59:59 GMT")
+    }
+
+    /// Work without a key.
+    pub(crate) async fn unguarded(&self, path: &str, body: &Bytes) -> Reply {
+        let order = match Order::parse(body) {
+            Ok(order) => order,
+            Err(refusal) => return refusal,
+        };
+        tokio::time::sleep(order.takes).await;
+        self.pay(&mut self.state.lock(), &order, path)
+    }
+
+    async fn claim(&self, call: &Call) -> Claim {
+        if self.has(Defect::CheckThenInsert) || self.has(Defect::LosersGet500) {
+            if let Some(known) = self.look_up(&mut self.state.lock(), call) {
+                return known;
+            }
+            tokio::time::sleep(GAP).await;
+            let mut state = self.state.lock();
+            if self.has(Defect::LosersGet500) && state.keys.contains_key(&call.id) {
+                return Claim::Violation;
+            }
+            return Claim::Won(self.insert(&mut state, call));
+        }
+        let mut state = self.state.lock();
+        match self.look_up(&mut state, call) {
+            Some(known) => known,
+            None => Claim::Won(self.insert(&mut state, call)),
+        }
+    }
+
+    /// What is known of a key; `None` for nothing.
+    fn look_up(&self, state: &mut State, call: &Call) -> Option<Claim> {
+        let entry = state.keys.get(&call.id)?.clone();
+        let running = matches!(entry.progress, Progress::Running);
+        if self.has(Defect::LockHidesResult) && entry.since.elapsed() < LONG_LOCK && entry.token != 0 {
+            return Some(Claim::Running);
+        }
+        if entry.fingerprint != call.fingerprint && !(running && self.has(Defect::InFlightFirst)) {
+            return self.mismatch(state, call);
+        }
+        if running {
+            return self.in_progress(state, call, &entry);
+        }
+        let Progress::Done(reply) = entry.progress else { return None };
+        if self.has(Defect::EverySecondRuns) {
+            state.keys.remove(&call.id);
+        }
+        Some(Claim::Done(reply))
+    }
+
+    fn mismatch(&self, state: &mut State, call: &Call) -> Option<Claim> {
+        let entry = state.keys.get_mut(&call.id)?;
+        if self.has(Defect::MismatchRuns) {
+            return None;
+        }
+        let running = matches!(entry.progress, Progress::Running);
+        if self.has(Defect::MismatchPoisons) && !running {
+            entry.progress = Progress::Done(self.refuse(422, "key-reused", "This key was used for another request."));
+        }
+        if self.has(Defect::MismatchFrees) && !running {
+            state.keys.remove(&call.id);
+        }
+        Some(Claim::Mismatch)
+    }
+
+    fn in_progress(&self, state: &mut State, call: &Call, entry: &Entry) -> Option<Claim> {
+        if self.has(Defect::NoClaim) || (self.has(Defect::LockTooShort) && entry.since.elapsed() > SHORT_LOCK) {
+            return None;
+        }
+        if self.has(Defect::RefusedDuplicateFrees) {
+            state.keys.remove(&call.id);
+        }
+        Some(Claim::Running)
+    }
+
+    /// Writes the claim; the lock is held by the caller since the look-up, unless a defect says otherwise.
+    fn insert(&self, state: &mut State, call: &Call) -> u64 {
+        state.next_token += 1;
+        let token = state.next_token;
+        if self.has(Defect::StuckAfterCrash) {
+            self.write(state, &json!({"key": call.id.key, "scope": call.id.scope, "fingerprint": call.fingerprint}));
+        }
+        let entry = Entry {
+            fingerprint: call.fingerprint.clone(),
+            token,
+            since: Instant::now(),
+            progress: Progress::Running,
+        };
+        state.keys.insert(call.id.clone(), entry);
+        state.recent.push_back(call.id.clone());
+        if self.has(Defect::FewKeys) && state.recent.len() > FEW {
+            let oldest = state.recent.pop_front();
+            oldest.map(|id| state.keys.remove(&id));
+        }
+        token
+    }
+
+    /// Runs the work and records how it ended.
+    async fn run(&self, call: &Call, token: u64) -> Reply {
+        let order = match Order::parse(&call.body) {
+            Ok(order) => order,
+            Err(refusal) => return self.finish(&mut self.state.lock(), call, token, refusal, None),
+        };
+        let early = match self.defect {
+            Some(Defect::RunsAgainAfterCrash | Defect::RunsAgainAfterDisconnect) if !order.flaky => {
+                Some(self.pay(&mut self.state.lock(), &order, &call.path))
+            }
+            _ => None,
+        };
+        let _freed = FreeOnDrop { shop: self, call };
+        tokio::time::sleep(order.takes).await;
+        let mut state = self.state.lock();
+        if order.flaky && !std::mem::replace(state.failed_once.entry(call.id.clone()).or_default(), true) {
+            let reply = Reply::problem(503, "bank-unreachable", "The bank does not answer.").header("retry-after", "1");
+            return self.finish(&mut state, call, token, reply, None);
+        }
+        match early {
+            Some(reply) => self.finish(&mut state, call, token, reply, None),
+            None => {
+                let reply = self.pay_unwritten(&mut state, &order, &call.path);
+                self.finish(&mut state, call, token, reply, Some(order.amount))
+            }
+        }
+    }
+
+    fn pay(&self, state: &mut State, order: &Order, path: &str) -> Reply {
+        let reply = self.pay_unwritten(state, order, path);
+        self.write(state, &paid(order.amount));
+        reply
+    }
+
+    fn pay_unwritten(&self, state: &mut State, order: &Order, path: &str) -> Reply {
+        let id = state.ledger.pay(order.amount);
+        receipt(order, id, state.ledger.balance(), path)
+    }
+
+    fn write(&self, state: &mut State, line: &serde_json::Value) {
+        if let Some(journal) = &mut state.journal {
+            journal.append(line);
+        }
+    }
+
+    /// Payment and record are one line of the journal, so that neither is there without the other.
+    fn finish(&self, state: &mut State, call: &Call, token: u64, reply: Reply, amount: Option<u64>) -> Reply {
+        let transient = reply.status >= 500;
+        let big = self.has(Defect::BigAnswerNotStored) && reply.body.len() > 64 << 10;
+        let refused = self.has(Defect::FourxxNotStored) && (400..500).contains(&reply.status);
+        let freed = big || refused || transient && !self.has(Defect::FivexxStored);
+        let mut line = amount.map_or(json!({}), paid);
+        if !freed && !self.has(Defect::ForgetsOnRestart) {
+            line["key"] = call.id.key.as_str().into();
+            line["scope"] = call.id.scope.as_str().into();
+            line["fingerprint"] = call.fingerprint.as_str().into();
+            line["reply"] = reply.to_json();
+        }
+        self.write(state, &line);
+        let Some(entry) = state.keys.get_mut(&call.id).filter(|entry| entry.token == token) else { return reply };
+        if !freed {
+            entry.progress = Progress::Done(reply.clone());
+        } else if !(transient && self.has(Defect::LockOutlivesWork)) {
+            state.keys.remove(&call.id);
+        }
+        reply
+    }
+
+    async fn replay(&self, call: &Call, stored: Reply) -> Reply {
+        let mut reply = stored.clone();
+        if !self.has(Defect::SetCookieReplayed) {
+            reply = reply.without("set-cookie");
+        }
+        match self.defect {
+            Some(Defect::ReplayRuns) => {
+                self.unguarded(&call.path, &call.body).await;
+            }
+            Some(Defect::ReplayOfNow) => reply = self.of_now(reply),
+            _ => {}
+        }
+        reply = changed(reply, self.defect);
+        let reply = self.with_expiry(reply);
+        if self.has(Defect::NoMarker) { reply } else { marked(reply) }
+    }
+
+    fn of_now(&self, mut reply: Reply) -> Reply {
+        if let Ok(mut body) = serde_json::from_slice::<serde_json::Value>(&reply.body)
+            && !body["balance"].is_null()
+        {
+            let now = self.state.lock().ledger.balance();
+            let text = format!(r#"{{"id":{},"charged":{}, "balance":{now}}}"#, body["id"].take(), body["charged"].take());
+            reply.body = text.into();
+        }
+        reply
+    }
+
+    /// Claims for a request whose body has not come; `None` when the key is known.
+    pub(crate) fn claim_early(&self, call: &Call) -> Option<u64> {
+        let mut state = self.state.lock();
+        if state.keys.contains_key(&call.id) { None } else { Some(self.insert(&mut state, call)) }
+    }
+
+    /// Runs what was claimed early.
+    pub(crate) async fn run_early(&self, call: &Call, token: u64) -> Reply {
+        if let Some(entry) = self.state.lock().keys.get_mut(&call.id) {
+            entry.fingerprint.clone_from(&call.fingerprint);
+        }
+        self.with_expiry(self.run(call, token).await)
+    }
+}
+
+fn marked(reply: Reply) -> Reply {
+    reply.header("idempotency-replayed", "true")
+}
+
+/// What a bad store makes of an answer.
+fn changed(mut reply: Reply, defect: Option<Defect>) -> Reply {
+    match defect {
+        Some(Defect::ReplayIs200) => reply.status = 200,
+        Some(Defect::HeadersLost) => reply.headers.retain(|(name, _)| name == "content-type"),
+        Some(Defect::LocationLost) => reply = reply.without("location"),
+        Some(Defect::RepeatedCollapsed) => {
+            let last: HashMap<_, _> = reply.headers.into_iter().collect();
+            reply.headers = last.into_iter().collect();
+        }
+        Some(Defect::TextDecoded) => reply.body = String::from_utf8_lossy(&reply.body).into_owned().into(),
+        Some(Defect::JsonRewritten) => {
+            if let Ok(json) = serde_json::from_slice::<serde_json::Value>(&reply.body) {
+                reply.body = json.to_string().into();
+            }
+        }
+        Some(Defect::ReplayTruncated) => reply.body.truncate(16),
+        _ => {}
+    }
+    reply
+}
+
+/// Frees the key when the work is dropped in the middle.
+struct FreeOnDrop<'a> {
+    shop: &'a Shop,
+    call: &'a Call,
+}
+
+impl Drop for FreeOnDrop<'_> {
+    fn drop(&mut self) {
+        if self.shop.has(Defect::RunsAgainAfterDisconnect) {
+            let mut state = self.shop.state.lock();
+            if matches!(state.keys.get(&self.call.id), Some(Entry { progress: Progress::Running, .. })) {
+                state.keys.remove(&self.call.id);
+            }
+        }
+    }
+}
