@@ -36,11 +36,18 @@ impl Ledger {
 #[derive(Clone, Debug)]
 pub(crate) struct Order {
     pub(crate) amount: u64,
-    /// How long the work takes.
-    pub(crate) takes: Duration,
+    pub(crate) takes: Takes,
     /// Fails the first time for a reason that passes.
     pub(crate) flaky: bool,
     pub(crate) receipt: Receipt,
+}
+
+/// How long the work takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Takes {
+    Time(Duration),
+    /// Until the gate of the shop is opened.
+    Gate,
 }
 
 /// What the answer looks like.
@@ -56,7 +63,7 @@ pub(crate) enum Receipt {
 }
 
 impl Order {
-    /// Reads `{"amount": n, "slow": ms, "flaky": bool, "receipt": "binary" | "big" | "empty"}`; all but `amount` may
+    /// Reads `{"amount": n, "slow": ms | "gate", "flaky": bool, "receipt": "binary" | "big" | "empty"}`; all but `amount` may
     /// be left out, and other members are welcome.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, Reply> {
         let bad = |what: &str| Reply::problem(400, "bad-order", what);
@@ -72,7 +79,10 @@ impl Order {
             Some("empty") => Receipt::Empty,
             Some(_) => return Err(bad("receipt must be binary, big or empty.")),
         };
-        let takes = Duration::from_millis(order["slow"].as_u64().unwrap_or(3).min(10_000));
+        let takes = match &order["slow"] {
+            Value::String(gate) if gate == "gate" => Takes::Gate,
+            slow => Takes::Time(Duration::from_millis(slow.as_u64().unwrap_or(3).min(10_000))),
+        };
         Ok(Self { amount, takes, flaky: order["flaky"] == true, receipt })
     }
 }
@@ -116,7 +126,8 @@ impl Journal {
     pub(crate) fn open(path: &Path) -> (Self, Vec<Value>) {
         let text = std::fs::read_to_string(path).unwrap_or_default();
         let lines = text.lines().map(|line| serde_json::from_str(line).expect("a whole line")).collect();
-        let file = OpenOptions::new().create(true).append(true).open(path).expect("the journal's folder is there");
+        let file =
+            OpenOptions::new().create(true).append(true).open(path).expect("the journal's folder is there");
         (Self { file }, lines)
     }
 

@@ -7,15 +7,19 @@ use std::time::Duration;
 
 use testkit::{Client, ClientResponse, RawConnection};
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
 use crate::defect::Defect::{self, *};
 use crate::serve::Server;
+use crate::shop::Shop;
 
 const BODY: &str = r#"{"amount":100}"#;
-const SLOW: &str = r#"{"amount":100,"slow":800}"#;
+/// Runs until the gate is opened.
+const GATED: &str = r#"{"amount":100,"slow":"gate"}"#;
+/// By then a short lock has ended.
+const AFTER_A_LOCK: Duration = Duration::from_millis(150);
 /// Servers that are looked at side by side.
-const AT_ONCE: usize = 12;
+const AT_ONCE: usize = 4;
 
 /// A server and a client of it.
 struct Site {
@@ -28,11 +32,24 @@ impl Site {
         format!("Key-{}", self.keys.fetch_add(1, Ordering::Relaxed))
     }
 
-    async fn count(&self) -> u64 {
-        let answer = Client::new(self.server.addr).get("/effects").send().await.unwrap();
-        serde_json::from_slice::<serde_json::Value>(&answer.body).unwrap_or_default()["count"]
-            .as_u64()
-            .unwrap_or_default()
+    fn count(&self) -> u64 {
+        self.server.shop.count()
+    }
+
+    /// Waits until something is so; each probe as a whole is bounded.
+    async fn until(&self, so: impl Fn(&Shop) -> bool) {
+        while !so(&self.server.shop) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Sends a copy and waits until it is answered, or runs.
+    async fn copy(&self, key: &str, body: &'static str) -> JoinHandle<ClientResponse> {
+        let running = self.server.shop.running.get();
+        let request = Client::new(self.server.addr).post("/pay").key(key).body(body);
+        let sent = tokio::spawn(async move { request.send().await.unwrap() });
+        self.until(|shop| sent.is_finished() || shop.running.get() > running).await;
+        sent
     }
 
     async fn send_to(&self, method: &str, path: &str, keys: &[&str], body: &str) -> ClientResponse {
@@ -58,15 +75,22 @@ impl Site {
         request.body(BODY).send().await.unwrap().status
     }
 
-    /// A request whose connection ends after `wait`; the body is `cut` bytes short.
-    async fn leave(&self, key: &str, body: &str, cut: usize, wait: u64) {
+    /// A request whose connection ends as soon as the server has begun with it; the body is `cut` bytes short.
+    async fn leave(&self, key: &str, body: &str, cut: usize) {
         let head = format!(
             "POST /pay HTTP/1.1\r\nHost: zoo\r\nIdempotency-Key: {key}\r\nContent-Length: {}\r\n\r\n",
             body.len()
         );
         let mut connection = RawConnection::open(self.server.addr).await;
         connection.write(format!("{head}{}", &body[..body.len() - cut])).await;
-        tokio::time::sleep(Duration::from_millis(wait)).await;
+        self.until(|shop| shop.begun.get() == 1).await;
+        match cut {
+            0 => self.until(|shop| shop.running.get() == 1).await,
+            // What was sent after the head.
+            _ => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+        drop(connection);
+        self.until(|shop| shop.open.get() == 0).await;
     }
 }
 
@@ -87,18 +111,50 @@ async fn holds(probe: &str, site: &Site) -> bool {
 }
 
 const PROBES: &[&str] = &[
-    "key missing", "key empty", "key two", "key case", "key blank", "key long", "key quoted", "key principal",
-    "replay twice", "replay thrice", "replay many", "replay status", "replay headers", "replay location",
-    "replay repeated", "replay cookie", "replay json", "replay binary", "replay big", "replay later",
-    "replay marker", "replay first", "replay expires",
-    "mismatch body", "mismatch tail", "mismatch number", "mismatch query", "mismatch path", "mismatch method",
-    "mismatch after", "mismatch flight", "mismatch problem",
-    "flight race", "flight losers", "flight copies", "flight retry-after",
-    "end definitive", "end transient", "end disconnect", "end half",
+    "key missing",
+    "key empty",
+    "key two",
+    "key case",
+    "key blank",
+    "key long",
+    "key quoted",
+    "key principal",
+    "replay twice",
+    "replay thrice",
+    "replay many",
+    "replay status",
+    "replay headers",
+    "replay location",
+    "replay repeated",
+    "replay cookie",
+    "replay json",
+    "replay binary",
+    "replay big",
+    "replay later",
+    "replay marker",
+    "replay first",
+    "replay expires",
+    "mismatch body",
+    "mismatch tail",
+    "mismatch number",
+    "mismatch query",
+    "mismatch path",
+    "mismatch method",
+    "mismatch after",
+    "mismatch flight",
+    "mismatch problem",
+    "flight race",
+    "flight losers",
+    "flight copies",
+    "flight retry-after",
+    "end definitive",
+    "end transient",
+    "end disconnect",
+    "end half",
 ];
 
 async fn keys(probe: &str, site: &Site) -> bool {
-    let (before, key) = (site.count().await, site.key());
+    let (before, key) = (site.count(), site.key());
     match probe {
         "missing" => site.send_to("POST", "/pay", &[], BODY).await.status == 400,
         "empty" => site.send("\"\"", BODY).await.status == 400,
@@ -108,12 +164,12 @@ async fn keys(probe: &str, site: &Site) -> bool {
         }
         "principal" => {
             let statuses = (site.as_principal("alice", &key).await, site.as_principal("bob", &key).await);
-            statuses == (201, 201) && site.count().await == before + 2
+            statuses == (201, 201) && site.count() == before + 2
         }
         "quoted" => {
             site.send(&key, BODY).await;
             site.send(&format!("\"{key}\""), BODY).await;
-            site.count().await == before + 1
+            site.count() == before + 1
         }
         _ => {
             let pad = "x".repeat(254 - key.len());
@@ -124,13 +180,13 @@ async fn keys(probe: &str, site: &Site) -> bool {
                 _ => panic!("{probe}"),
             };
             let statuses = (site.send(&one, BODY).await.status, site.send(&other, BODY).await.status);
-            statuses == (201, 201) && site.count().await == before + 2
+            statuses == (201, 201) && site.count() == before + 2
         }
     }
 }
 
 async fn replays(probe: &str, site: &Site) -> bool {
-    let before = site.count().await;
+    let before = site.count();
     let body = match probe {
         "binary" => r#"{"amount":100,"receipt":"binary"}"#,
         "big" => r#"{"amount":100,"receipt":"big"}"#,
@@ -155,18 +211,18 @@ async fn replays(probe: &str, site: &Site) -> bool {
             // Whole or not, it must not tell another balance.
             return balance(&second).is_none_or(|then| Some(then) == balance(&first));
         }
-        return site.count().await == before + 1 + others;
+        return site.count() == before + 1 + others;
     }
     let (first, second) = site.twice(body).await;
     let same = |name: &str| first.header_all(name) == second.header_all(name) && first.header(name).is_some();
     match probe {
-        "twice" => site.count().await == before + 1,
+        "twice" => site.count() == before + 1,
         "status" => first.status == second.status,
         "headers" => ["content-type", "etag"].iter().all(|name| same(name)),
         "location" => same("location"),
         "repeated" => same("link"),
         "cookie" => second.header("set-cookie").is_none(),
-        "json" | "binary" | "big" => first.body == second.body && site.count().await == before + 1,
+        "json" | "binary" | "big" => first.body == second.body && site.count() == before + 1,
         "marker" => second.header("idempotency-replayed") == Some("true"),
         "first" => first.header("idempotency-replayed").is_none(),
         "expires" => first.header("idempotency-key-expires").is_some(),
@@ -179,7 +235,7 @@ fn balance(answer: &ClientResponse) -> Option<i64> {
 }
 
 async fn mismatches(probe: &str, site: &Site) -> bool {
-    let (before, key) = (site.count().await, site.key());
+    let (before, key) = (site.count(), site.key());
     let (one, other) = match probe {
         "tail" => (big('1'), big('2')),
         "number" => (
@@ -187,14 +243,13 @@ async fn mismatches(probe: &str, site: &Site) -> bool {
             r#"{"amount":1,"order":653247040368672769}"#.into(),
         ),
         "query" | "path" | "method" => (BODY.into(), BODY.into()),
-        "flight" => (SLOW.to_owned(), BODY.to_owned()),
         _ => (BODY.to_owned(), r#"{"amount":200}"#.to_owned()),
     };
     if probe == "flight" {
-        let (_, second) = tokio::join!(site.send(&key, &one), async {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            site.send(&key, &other).await
-        });
+        let first = site.copy(&key, GATED).await;
+        let second = site.send(&key, BODY).await;
+        site.server.shop.open_gate();
+        first.await.unwrap();
         return second.status == 422;
     }
     let first = site.send(&key, &one).await;
@@ -208,38 +263,42 @@ async fn mismatches(probe: &str, site: &Site) -> bool {
         "problem" => second.header("content-type") == Some("application/problem+json"),
         "after" => {
             let third = site.send(&key, &one).await;
-            first.status == 201 && third.status / 100 == 2 && site.count().await == before + 1
+            first.status == 201 && third.status / 100 == 2 && site.count() == before + 1
         }
-        _ => second.status == 422 && site.count().await == before + 1,
+        _ => second.status == 422 && site.count() == before + 1,
     }
 }
 
 async fn in_flight(probe: &str, site: &Site) -> bool {
-    let (before, key) = (site.count().await, site.key());
+    let (before, key) = (site.count(), site.key());
+    let shop = &site.server.shop;
     if let "race" | "losers" = probe {
         let mut copies = JoinSet::new();
         for _ in 0..8 {
-            let request = Client::new(site.server.addr).post("/pay").key(&key).body(r#"{"amount":100,"slow":60}"#);
+            let request = Client::new(site.server.addr).post("/pay").key(&key).body(GATED);
             copies.spawn(async move { request.send().await.unwrap().status });
         }
+        // Each of them is answered, or runs.
+        site.until(|shop| shop.begun.get() == 8 && shop.open.get() == shop.running.get()).await;
+        shop.open_gate();
         let statuses = BTreeSet::from_iter(copies.join_all().await);
-        let once = site.count().await == before + 1;
+        let once = site.count() == before + 1;
         return if probe == "race" { once } else { statuses.is_subset(&BTreeSet::from([200, 201, 409])) };
     }
-    let (_, second) = tokio::join!(site.send(&key, SLOW), async {
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        let second = site.send(&key, SLOW).await;
-        site.send(&key, SLOW).await;
-        second
-    });
+    let first = site.copy(&key, GATED).await;
+    tokio::time::sleep(AFTER_A_LOCK).await;
+    let second = site.copy(&key, GATED).await;
+    let third = site.copy(&key, GATED).await;
+    shop.open_gate();
+    let (_, second, _) = tokio::try_join!(first, second, third).unwrap();
     match probe {
         "retry-after" => second.header("retry-after").is_some(),
-        _ => second.status == 409 && site.count().await == before + 1,
+        _ => second.status == 409 && site.count() == before + 1,
     }
 }
 
 async fn ends(probe: &str, site: &Site) -> bool {
-    let (before, key) = (site.count().await, site.key());
+    let (before, key) = (site.count(), site.key());
     match probe {
         "definitive" => {
             let failing = r#"{"amount":2000000}"#;
@@ -250,21 +309,21 @@ async fn ends(probe: &str, site: &Site) -> bool {
         "transient" => {
             let flaky = r#"{"amount":100,"flaky":true}"#;
             let first = site.send(&key, flaky).await.status;
-            tokio::time::sleep(Duration::from_millis(100)).await;
             let second = site.send(&key, flaky).await.status;
-            (first, second) == (503, 201) && site.count().await == before + 1
+            (first, second) == (503, 201) && site.count() == before + 1
         }
         "disconnect" => {
-            site.leave(&key, SLOW, 0, 100).await;
-            site.send(&key, SLOW).await;
-            // Who is not stuck has ended long before.
-            tokio::time::sleep(Duration::from_millis(1200)).await;
-            site.send(&key, SLOW).await.status / 100 == 2 && site.count().await == before + 1
+            site.leave(&key, GATED, 0).await;
+            tokio::time::sleep(AFTER_A_LOCK).await;
+            let second = site.copy(&key, GATED).await;
+            site.server.shop.open_gate();
+            second.await.unwrap();
+            site.until(|shop| shop.running.get() == 0).await;
+            site.send(&key, GATED).await.status / 100 == 2 && site.count() == before + 1
         }
         "half" => {
-            site.leave(&key, BODY, 5, 50).await;
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            site.send(&key, BODY).await.status == 201 && site.count().await == before + 1
+            site.leave(&key, BODY, 5).await;
+            site.send(&key, BODY).await.status == 201 && site.count() == before + 1
         }
         _ => panic!("{probe}"),
     }
@@ -290,8 +349,15 @@ fn expected(defect: Defect) -> &'static [&'static str] {
         QuotedIsAnother => &["key quoted"],
         GlobalScope => &["key principal"],
         NoFingerprint => &[
-            "mismatch body", "mismatch tail", "mismatch number", "mismatch query", "mismatch path", "mismatch method",
-            "mismatch flight", "mismatch problem", "end definitive",
+            "mismatch body",
+            "mismatch tail",
+            "mismatch number",
+            "mismatch query",
+            "mismatch path",
+            "mismatch method",
+            "mismatch flight",
+            "mismatch problem",
+            "end definitive",
         ],
         FingerprintOfPrefix => &["mismatch tail"],
         FingerprintOfDoubles => &["mismatch number"],
@@ -299,12 +365,25 @@ fn expected(defect: Defect) -> &'static [&'static str] {
         PathIgnored => &["mismatch path"],
         MethodIgnored => &["mismatch method"],
         MismatchRuns => &[
-            "mismatch body", "mismatch tail", "mismatch number", "mismatch query", "mismatch path", "mismatch method",
-            "mismatch flight", "mismatch problem", "end definitive", "mismatch after",
+            "mismatch body",
+            "mismatch tail",
+            "mismatch number",
+            "mismatch query",
+            "mismatch path",
+            "mismatch method",
+            "mismatch flight",
+            "mismatch problem",
+            "end definitive",
+            "mismatch after",
         ],
         MismatchPoisons | MismatchFrees => &["mismatch after"],
         MismatchIs409 => &[
-            "mismatch body", "mismatch tail", "mismatch number", "mismatch query", "mismatch path", "mismatch method",
+            "mismatch body",
+            "mismatch tail",
+            "mismatch number",
+            "mismatch query",
+            "mismatch path",
+            "mismatch method",
             "mismatch flight",
         ],
         InFlightFirst => &["mismatch flight"],
@@ -314,8 +393,15 @@ fn expected(defect: Defect) -> &'static [&'static str] {
         StuckAfterDisconnect | RunsAgainAfterDisconnect => &["end disconnect"],
         StuckAfterHalf | HalfBodyPoisons => &["end half"],
         ReplayRuns => &[
-            "replay twice", "replay thrice", "replay many", "replay json", "replay binary", "replay big", "key quoted",
-            "mismatch after", "end disconnect",
+            "replay twice",
+            "replay thrice",
+            "replay many",
+            "replay json",
+            "replay binary",
+            "replay big",
+            "key quoted",
+            "mismatch after",
+            "end disconnect",
         ],
         EverySecondRuns => &["replay thrice"],
         ReplayOfNow => &["replay later"],
@@ -350,7 +436,10 @@ async fn failing(defect: Option<Defect>, probes: &[&'static str]) -> BTreeSet<&'
     for &probe in probes {
         // A server for each probe, so that none disturbs another.
         let site = Site { server: Server::start(defect).await, keys: AtomicUsize::new(0) };
-        running.spawn(async move { (!holds(probe, &site).await).then_some(probe) });
+        running.spawn(async move {
+            let holds = tokio::time::timeout(testkit::PATIENCE, holds(probe, &site)).await;
+            (!holds.unwrap_or_else(|_| panic!("{probe} of {defect:?} has no end"))).then_some(probe)
+        });
     }
     running.join_all().await.into_iter().flatten().collect()
 }

@@ -12,7 +12,6 @@ use hyper::http::request::Parts;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
-use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -27,6 +26,7 @@ const BODY_MAX: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) addr: SocketAddr,
+    pub(crate) shop: Arc<Shop>,
     accept: JoinHandle<()>,
 }
 
@@ -40,17 +40,9 @@ impl Server {
     pub(crate) async fn start_on(addr: SocketAddr, shop: Shop, defect: Option<Defect>) -> Self {
         let listener = TcpListener::bind(addr).await.expect("the address is free");
         let addr = listener.local_addr().unwrap();
-        let accept = tokio::spawn(accept(listener, Arc::new(shop), defect));
-        Self { addr, accept }
-    }
-
-    pub(crate) fn url(&self, path: &str) -> String {
-        format!("http://{}{path}", self.addr)
-    }
-
-    /// Serves until the process ends.
-    pub(crate) async fn forever(mut self) {
-        let _ = (&mut self.accept).await;
+        let shop = Arc::new(shop);
+        let accept = tokio::spawn(accept(listener, shop.clone(), defect));
+        Self { addr, shop, accept }
     }
 }
 
@@ -91,7 +83,9 @@ async fn handle(
 ) -> Result<Response<Full<Bytes>>, Gone> {
     let (head, body) = request.into_parts();
     let deaf = match defect {
-        Some(Defect::Constant) => Some(Reply::new(200, r#"{"ok":true}"#).header("content-type", "application/json")),
+        Some(Defect::Constant) => {
+            Some(Reply::new(200, r#"{"ok":true}"#).header("content-type", "application/json"))
+        }
         Some(Defect::NotFound) => Some(Reply::new(404, "Not Found")),
         Some(Defect::Broken) => Some(Reply::new(500, "Internal Server Error")),
         _ => None,
@@ -102,8 +96,7 @@ async fn handle(
         return Ok(reply.into());
     }
     if head.uri.path() == "/effects" {
-        let (count, balance) = shop.effects();
-        let body = json!({"count": count, "balance": balance}).to_string();
+        let body = shop.effects().to_string();
         return Ok(Reply::new(200, body).header("content-type", "application/json").into());
     }
     let pays = matches!(head.method, Method::POST | Method::PUT | Method::PATCH);
@@ -120,6 +113,8 @@ async fn pay(
     shop: Arc<Shop>,
     defect: Option<Defect>,
 ) -> Result<Reply, Gone> {
+    let _open = shop.open.enter();
+    std::mem::forget(shop.begun.enter());
     let path = head.uri.path().to_owned();
     let id = match key::read(head, defect) {
         _ if matches!(defect, Some(Defect::NoKeys | Defect::Echo)) => None,

@@ -2,23 +2,26 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
 use crate::defect::Defect;
 use crate::key::Id;
-use crate::ledger::{Journal, Ledger, Order, paid, receipt};
+use crate::ledger::{Journal, Ledger, Order, Takes, paid, receipt};
 use crate::wire::Reply;
 
 /// Between the look-up and the insert of who checks, then inserts.
-const GAP: Duration = Duration::from_millis(50);
+const GAP: Duration = Duration::from_millis(200);
 /// The lock that is too short for the work.
 const SHORT_LOCK: Duration = Duration::from_millis(100);
 /// The lock that hides a result.
-const LONG_LOCK: Duration = Duration::from_millis(1500);
+const LONG_LOCK: Duration = Duration::from_secs(5);
 const FEW: usize = 8;
 
 /// Payments and keys.
@@ -26,6 +29,36 @@ const FEW: usize = 8;
 pub(crate) struct Shop {
     defect: Option<Defect>,
     state: Mutex<State>,
+    /// Requests that came, those whose connection waits for an answer, and those whose work runs.
+    pub(crate) begun: Gauge,
+    pub(crate) open: Gauge,
+    pub(crate) running: Gauge,
+    gate: Semaphore,
+}
+
+/// How many there are.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Gauge(Arc<AtomicUsize>);
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Counted(Gauge);
+
+impl Gauge {
+    pub(crate) fn enter(&self) -> Counted {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Counted(self.clone())
+    }
+
+    pub(crate) fn get(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -72,7 +105,8 @@ enum Claim {
 
 impl Shop {
     pub(crate) fn new(defect: Option<Defect>) -> Self {
-        Self { defect, state: Mutex::default() }
+        let (begun, open, running) = Default::default();
+        Self { defect, state: Mutex::default(), begun, open, running, gate: Semaphore::new(0) }
     }
 
     /// With what the journal says.
@@ -103,10 +137,15 @@ impl Shop {
         self.defect == Some(defect)
     }
 
-    /// How many payments there were, and what is left.
-    pub(crate) fn effects(&self) -> (u64, i64) {
+    /// How many payments there were.
+    pub(crate) fn count(&self) -> u64 {
+        self.state.lock().ledger.count
+    }
+
+    /// For who asks from outside.
+    pub(crate) fn effects(&self) -> Value {
         let state = self.state.lock();
-        (state.ledger.count, state.ledger.balance())
+        json!({"count": state.ledger.count, "balance": state.ledger.balance()})
     }
 
     /// Answers one call: by the work, or by what is known of its key.
@@ -117,9 +156,11 @@ impl Shop {
                 let first = if self.has(Defect::MarkerOnFirst) { marked(reply) } else { reply };
                 self.with_expiry(first)
             }
-            Claim::Running => {
-                self.refuse(409, "in-progress", "A request with this key is being worked on; try again later.")
-            }
+            Claim::Running => self.refuse(
+                409,
+                "in-progress",
+                "A request with this key is being worked on; try again later.",
+            ),
             Claim::Mismatch => {
                 let status = if self.has(Defect::MismatchIs409) { 409 } else { 422 };
                 self.refuse(status, "key-reused", "This key was used for another request.")
@@ -154,12 +195,26 @@ impl Shop {
 
     /// Work without a key.
     pub(crate) async fn unguarded(&self, path: &str, body: &Bytes) -> Reply {
+        let _running = self.running.enter();
         let order = match Order::parse(body) {
             Ok(order) => order,
             Err(refusal) => return refusal,
         };
-        tokio::time::sleep(order.takes).await;
+        self.work(&order).await;
         self.pay(&mut self.state.lock(), &order, path)
+    }
+
+    /// Lets the work end that waits at the gate, now and later.
+    pub(crate) fn open_gate(&self) {
+        self.gate.close();
+    }
+
+    async fn work(&self, order: &Order) {
+        match order.takes {
+            Takes::Time(time) => tokio::time::sleep(time).await,
+            // Closed means open: nobody has to wait any more.
+            Takes::Gate => assert!(self.gate.acquire().await.is_err()),
+        }
     }
 
     async fn claim(&self, call: &Call) -> Claim {
@@ -208,7 +263,8 @@ impl Shop {
         }
         let running = matches!(entry.progress, Progress::Running);
         if self.has(Defect::MismatchPoisons) && !running {
-            entry.progress = Progress::Done(self.refuse(422, "key-reused", "This key was used for another request."));
+            entry.progress =
+                Progress::Done(self.refuse(422, "key-reused", "This key was used for another request."));
         }
         if self.has(Defect::MismatchFrees) && !running {
             state.keys.remove(&call.id);
@@ -217,7 +273,8 @@ impl Shop {
     }
 
     fn in_progress(&self, state: &mut State, call: &Call, entry: &Entry) -> Option<Claim> {
-        if self.has(Defect::NoClaim) || (self.has(Defect::LockTooShort) && entry.since.elapsed() > SHORT_LOCK) {
+        if self.has(Defect::NoClaim) || (self.has(Defect::LockTooShort) && entry.since.elapsed() > SHORT_LOCK)
+        {
             return None;
         }
         if self.has(Defect::RefusedDuplicateFrees) {
@@ -231,7 +288,10 @@ impl Shop {
         state.next_token += 1;
         let token = state.next_token;
         if self.has(Defect::StuckAfterCrash) {
-            self.write(state, &json!({"key": call.id.key, "scope": call.id.scope, "fingerprint": call.fingerprint}));
+            self.write(
+                state,
+                &json!({"key": call.id.key, "scope": call.id.scope, "fingerprint": call.fingerprint}),
+            );
         }
         let entry = Entry {
             fingerprint: call.fingerprint.clone(),
@@ -250,6 +310,7 @@ impl Shop {
 
     /// Runs the work and records how it ended.
     async fn run(&self, call: &Call, token: u64) -> Reply {
+        let _running = self.running.enter();
         let order = match Order::parse(&call.body) {
             Ok(order) => order,
             Err(refusal) => return self.finish(&mut self.state.lock(), call, token, refusal, None),
@@ -261,10 +322,11 @@ impl Shop {
             _ => None,
         };
         let _freed = FreeOnDrop { shop: self, call };
-        tokio::time::sleep(order.takes).await;
+        self.work(&order).await;
         let mut state = self.state.lock();
         if order.flaky && !std::mem::replace(state.failed_once.entry(call.id.clone()).or_default(), true) {
-            let reply = Reply::problem(503, "bank-unreachable", "The bank does not answer.").header("retry-after", "1");
+            let reply = Reply::problem(503, "bank-unreachable", "The bank does not answer.")
+                .header("retry-after", "1");
             return self.finish(&mut state, call, token, reply, None);
         }
         match early {
@@ -287,7 +349,7 @@ impl Shop {
         receipt(order, id, state.ledger.balance(), path)
     }
 
-    fn write(&self, state: &mut State, line: &serde_json::Value) {
+    fn write(&self, state: &mut State, line: &Value) {
         if let Some(journal) = &mut state.journal {
             journal.append(line);
         }
@@ -307,7 +369,9 @@ impl Shop {
             line["reply"] = reply.to_json();
         }
         self.write(state, &line);
-        let Some(entry) = state.keys.get_mut(&call.id).filter(|entry| entry.token == token) else { return reply };
+        let Some(entry) = state.keys.get_mut(&call.id).filter(|entry| entry.token == token) else {
+            return reply;
+        };
         if !freed {
             entry.progress = Progress::Done(reply.clone());
         } else if !(transient && self.has(Defect::LockOutlivesWork)) {
@@ -334,11 +398,15 @@ impl Shop {
     }
 
     fn of_now(&self, mut reply: Reply) -> Reply {
-        if let Ok(mut body) = serde_json::from_slice::<serde_json::Value>(&reply.body)
+        if let Ok(mut body) = serde_json::from_slice::<Value>(&reply.body)
             && !body["balance"].is_null()
         {
             let now = self.state.lock().ledger.balance();
-            let text = format!(r#"{{"id":{},"charged":{}, "balance":{now}}}"#, body["id"].take(), body["charged"].take());
+            let text = format!(
+                r#"{{"id":{},"charged":{}, "balance":{now}}}"#,
+                body["id"].take(),
+                body["charged"].take()
+            );
             reply.body = text.into();
         }
         reply
@@ -375,7 +443,7 @@ fn changed(mut reply: Reply, defect: Option<Defect>) -> Reply {
         }
         Some(Defect::TextDecoded) => reply.body = String::from_utf8_lossy(&reply.body).into_owned().into(),
         Some(Defect::JsonRewritten) => {
-            if let Ok(json) = serde_json::from_slice::<serde_json::Value>(&reply.body) {
+            if let Ok(json) = serde_json::from_slice::<Value>(&reply.body) {
                 reply.body = json.to_string().into();
             }
         }
