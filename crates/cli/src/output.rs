@@ -12,6 +12,7 @@ use http::HeaderMap;
 use onlyonce_core::{
     AuditEntry, Clock, OnLeaseEnd, OperationId, RecordView, Reply, StateName, StoreStats, SystemClock,
 };
+use onlyonce_http::RequestOrigin;
 use serde::Serialize;
 
 /// Writes one JSON document and a line break.
@@ -104,6 +105,11 @@ pub(crate) struct RecordJson {
     on_lease_end: &'static str,
     lease_left_ms: Option<u64>,
     fingerprint: String,
+    /// Of the request that ran, as it was sent by HTTP.
+    request_id: Option<String>,
+    traceparent: Option<String>,
+    /// As stored, whatever door it came by.
+    origin: Option<String>,
     created_at: String,
     locked_until: String,
     expires_at: Option<String>,
@@ -123,6 +129,7 @@ struct ReplyJson {
 
 impl From<&RecordView> for RecordJson {
     fn from(record: &RecordView) -> Self {
+        let request = record.origin.as_ref().and_then(RequestOrigin::decode).unwrap_or_default();
         Self {
             scope: record.id.scope.as_str().into(),
             key: record.id.key.as_str().into(),
@@ -131,6 +138,9 @@ impl From<&RecordView> for RecordJson {
             on_lease_end: policy(record.on_lease_end),
             lease_left_ms: record.lease_left.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
             fingerprint: record.fingerprint.to_string(),
+            request_id: request.request_id().map(str::to_owned),
+            traceparent: request.trace().map(ToString::to_string),
+            origin: record.origin.as_ref().map(ToString::to_string),
             created_at: time_ms(record.created_at),
             locked_until: time_ms(record.locked_until),
             expires_at: record.expires_at.map(time_ms),

@@ -6,14 +6,16 @@ use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::response;
 use http::{Response, StatusCode, Version};
-use onlyonce_core::{OnLeaseEnd, Reply, StoreErrorKind, StoredReply};
+use onlyonce_core::{OnLeaseEnd, Origin, Reply, StoreErrorKind, StoredReply};
 use onlyonce_engine::{EngineError, Policy};
 
 use crate::body::{ReplyBody, Whole};
 use crate::budget::Permit;
 use crate::headers::{
-    IDEMPOTENCY_KEY_EXPIRES, IDEMPOTENCY_REPLAY, IDEMPOTENCY_STATUS, announce_trailers, strip_ours,
+    IDEMPOTENCY_KEY_EXPIRES, IDEMPOTENCY_ORIGINAL_TRACEPARENT, IDEMPOTENCY_REPLAY, IDEMPOTENCY_STATUS,
+    announce_trailers, strip_ours,
 };
+use crate::origin::RequestOrigin;
 use crate::problem::{Code, Problem, retry_after_value};
 use crate::settings::Settings;
 
@@ -63,9 +65,23 @@ impl GuardStatus {
 
 /// A refusal.
 pub(crate) fn refuse<B>(problem: Problem, settings: &Settings) -> Response<ReplyBody<B>> {
-    problem
+    let original = problem.original().cloned();
+    let mut response = problem
         .into_response(settings.docs.as_ref())
-        .map(|data| ReplyBody::whole(Whole { data, trailers: None }, None))
+        .map(|data| ReplyBody::whole(Whole { data, trailers: None }, None));
+    mark_original(response.headers_mut(), original.as_ref(), settings);
+    response
+}
+
+/// Names the request whose run an answer is about, as its caller named it.
+pub(crate) fn mark_original(headers: &mut HeaderMap, original: Option<&Origin>, settings: &Settings) {
+    let Some(original) = original.and_then(RequestOrigin::decode) else { return };
+    if let Some(id) = original.request_id().and_then(|id| HeaderValue::from_str(id).ok()) {
+        headers.insert(settings.names.original_request.clone(), id);
+    }
+    if let Some(parent) = original.trace().and_then(|trace| HeaderValue::from_str(&trace.to_string()).ok()) {
+        headers.insert(IDEMPOTENCY_ORIGINAL_TRACEPARENT, parent);
+    }
 }
 
 /// The recorded reply, marked as a replay.
@@ -80,7 +96,8 @@ pub(crate) fn replay<B>(
     if reply.is_omitted() {
         headers.insert(IDEMPOTENCY_REPLAY, HeaderValue::from_static("omitted"));
     }
-    headers.insert(settings.replayed.clone(), HeaderValue::from_static("true"));
+    headers.insert(settings.names.replayed.clone(), HeaderValue::from_static("true"));
+    mark_original(headers, stored.origin.as_ref(), settings);
     mark_expiry(headers, stored, settings);
     response
 }
@@ -146,7 +163,7 @@ fn fit_trailers(mut whole: Whole, headers: &mut HeaderMap, client: ClientTraits)
 
 /// Takes what only we may say off the reply of the service behind.
 pub(crate) fn clean(parts: &mut response::Parts, settings: &Settings) {
-    strip_ours(&mut parts.headers, &settings.replayed);
+    strip_ours(&mut parts.headers, &settings.names);
 }
 
 /// The first answer of an operation whose outcome is unknown.

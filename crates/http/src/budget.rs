@@ -37,6 +37,11 @@ impl Budget {
         }))
     }
 
+    /// How many bytes are taken.
+    pub(crate) fn used_bytes(&self) -> usize {
+        self.0.used_bytes.load(Ordering::Relaxed)
+    }
+
     /// A request's share of this many bytes, if there is room.
     pub(crate) fn take(&self, bytes: usize) -> Option<Permit> {
         let mut permit = Permit { budget: self.clone(), bytes: 0 };

@@ -8,12 +8,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::request;
-use http::{HeaderMap, Method, Request, Response, StatusCode, response};
+use http::{HeaderMap, Method, Request, Response, response};
 use http_body::{Body, Frame};
 use http_body_util::BodyExt;
-use onlyonce_core::{Operation, Reply, StoreErrorKind, StoredReply};
+use onlyonce_core::{Operation, Origin, Reply, StoreErrorKind, StoredReply};
 use onlyonce_engine::{Begin, Completed, EngineError, Execution, Idempotency};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 use tower_service::Service;
 
@@ -25,7 +25,8 @@ use crate::collect::{Cut, Room, collect};
 use crate::fingerprint::Comparison;
 use crate::headers::{storable, strip_body_headers, strip_ours};
 use crate::problem::{Code, Problem};
-use crate::report::{KeyHash, Report, ReportFn, Verdict};
+use crate::report::Verdict;
+use crate::reporter::Answer;
 use crate::service::Shared;
 use crate::settings::{OnStoreFailure, Settings};
 
@@ -45,77 +46,6 @@ pub(crate) struct Job<S> {
     pub(crate) client: ClientTraits,
 }
 
-/// Where the answer goes, once.
-pub(crate) struct Answer<RB> {
-    to: Option<oneshot::Sender<Response<ReplyBody<RB>>>>,
-    reporter: Reporter,
-}
-
-/// Gathers what a report says.
-#[derive(Debug)]
-pub(crate) struct Reporter {
-    function: Option<ReportFn>,
-    started: Instant,
-    pub(crate) key_hash: Option<KeyHash>,
-    pub(crate) attempt: Option<u32>,
-    pub(crate) store: Duration,
-    pub(crate) work: Duration,
-}
-
-impl Reporter {
-    pub(crate) fn new(function: Option<ReportFn>) -> Self {
-        let started = Instant::now();
-        Self { function, started, key_hash: None, attempt: None, store: Duration::ZERO, work: Duration::ZERO }
-    }
-
-    pub(crate) fn is_asked_for(&self) -> bool {
-        self.function.is_some()
-    }
-
-    pub(crate) fn since_start(&self) -> Duration {
-        self.started.elapsed()
-    }
-
-    pub(crate) fn report(&mut self, verdict: Verdict, status: StatusCode) {
-        let Some(function) = self.function.take() else { return };
-        let Self { key_hash, attempt, store, work, .. } = *self;
-        let (status, total) = (status.as_u16(), self.started.elapsed());
-        function.call(&Report { verdict, status, key_hash, attempt, store, work, total });
-    }
-
-    pub(crate) fn refuse<RB>(&mut self, problem: Problem, settings: &Settings) -> Response<ReplyBody<RB>> {
-        let verdict = Verdict::Refused(problem.code());
-        let response = answer::refuse(problem, settings);
-        self.report(verdict, response.status());
-        response
-    }
-
-    pub(crate) fn replay<RB>(
-        &mut self,
-        stored: &StoredReply,
-        settings: &Settings,
-        client: ClientTraits,
-    ) -> Response<ReplyBody<RB>> {
-        let response = answer::replay(stored, settings, client);
-        self.report(Verdict::Replayed, response.status());
-        response
-    }
-}
-
-impl<RB> Answer<RB> {
-    pub(crate) fn new(to: oneshot::Sender<Response<ReplyBody<RB>>>, reporter: Reporter) -> Self {
-        Self { to: Some(to), reporter }
-    }
-
-    /// Sends the answer; later ones are dropped, as are those to a client that went away.
-    fn send(&mut self, verdict: Verdict, response: Response<ReplyBody<RB>>) {
-        if let Some(to) = self.to.take() {
-            self.reporter.report(verdict, response.status());
-            let _ = to.send(response);
-        }
-    }
-}
-
 /// Runs a guarded request to its end, whoever still listens.
 pub(crate) async fn execute<S, B, RB>(mut job: Job<S>, mut answer: Answer<RB>)
 where
@@ -130,16 +60,15 @@ where
     let settings = job.shared.settings.clone();
     let problem = match begun {
         Ok(Begun::Execution(execution)) => return work(job, execution, answer).await,
-        Ok(Begun::Replay(stored)) => {
-            let response = answer::replay(&stored, &settings, job.client);
-            return answer.send(Verdict::Replayed, response);
-        }
-        Ok(Begun::InProgress { retry_after, last }) => {
+        Ok(Begun::Replay(stored)) => return answer.replay(&stored, &settings, job.client),
+        Ok(Begun::InProgress { retry_after, last, origin }) => {
             if let Some(reply) = last {
-                let response = answer::of_another_copy(&reply, retry_after, job.client);
+                let mut response = answer::of_another_copy(&reply, retry_after, job.client);
+                answer::mark_original(response.headers_mut(), origin.as_ref(), &settings);
+                answer.reporter.answers_with(origin.as_ref());
                 return answer.send(Verdict::Refused(Code::InProgress), response);
             }
-            Problem::new(Code::InProgress).retry_after(retry_after)
+            Problem::new(Code::InProgress).retry_after(retry_after).of_request(origin)
         }
         Ok(Begun::Refused(problem)) => problem,
         Err(error) if settings.on_store_failure == OnStoreFailure::RunUnguarded && is_outage(&error) => {
@@ -151,14 +80,13 @@ where
             answer::of_engine_error(&error)
         }
     };
-    let verdict = Verdict::Refused(problem.code());
-    answer.send(verdict, answer::refuse(problem, &settings));
+    answer.refuse(Verdict::Refused(problem.code()), problem, &settings);
 }
 
 enum Begun {
     Execution(Execution),
     Replay(StoredReply),
-    InProgress { retry_after: Duration, last: Option<Reply> },
+    InProgress { retry_after: Duration, last: Option<Reply>, origin: Option<Origin> },
     Refused(Problem),
 }
 
@@ -167,24 +95,27 @@ async fn begin<S>(job: &mut Job<S>) -> Result<Begun, EngineError> {
     let shared = job.shared.clone();
     let idem: &Idempotency = &shared.idem;
     let mut begun = idem.begin(&job.operation).await?;
-    if let Begin::Mismatch { stored, .. } = begun {
-        match shared.settings.fingerprint.compare(&stored, &job.parts, &job.body.data) {
+    if let Begin::Mismatch { stored, origin } = &begun {
+        match shared.settings.fingerprint.compare(stored, &job.parts, &job.body.data) {
             Comparison::Same(theirs) => {
                 job.operation = job.operation.with_fingerprint(theirs);
                 begun = idem.begin(&job.operation).await?;
             }
             Comparison::Other => {}
             Comparison::UnknownDefinition => {
-                return Ok(Begun::Refused(Problem::new(Code::FingerprintUnknown)));
+                let problem = Problem::new(Code::FingerprintUnknown).of_request(origin.clone());
+                return Ok(Begun::Refused(problem));
             }
         }
     }
     Ok(match begun {
         Begin::Acquired(execution) => Begun::Execution(execution),
         Begin::Completed(stored) => Begun::Replay(stored),
-        Begin::InProgress { retry_after, last, .. } => Begun::InProgress { retry_after, last },
-        Begin::Mismatch { .. } => Begun::Refused(Problem::new(Code::KeyReused)),
-        Begin::Unknown { .. } => Begun::Refused(Problem::new(Code::OutcomeUnknown)),
+        Begin::InProgress { retry_after, last, origin } => Begun::InProgress { retry_after, last, origin },
+        Begin::Mismatch { origin, .. } => Begun::Refused(Problem::new(Code::KeyReused).of_request(origin)),
+        Begin::Unknown { origin, .. } => {
+            Begun::Refused(Problem::new(Code::OutcomeUnknown).of_request(origin))
+        }
     })
 }
 
@@ -267,8 +198,7 @@ async fn patiently<F: Future, RB>(
     if let Ok(output) = timeout_at(deadline, work.as_mut()).await {
         return output;
     }
-    let problem = answer::outcome_unknown(shared.idem.policy());
-    answer.send(Verdict::Unknown, answer::refuse(problem, &shared.settings));
+    answer.refuse(Verdict::Unknown, answer::outcome_unknown(shared.idem.policy()), &shared.settings);
     work.await
 }
 
@@ -321,7 +251,7 @@ impl<RB> Run<RB> {
     ) {
         let settings = self.shared.settings.clone();
         if let Some(trailers) = &mut whole.trailers {
-            strip_ours(trailers, &settings.replayed);
+            strip_ours(trailers, &settings.names);
         }
         let reply = || {
             let stored = |fields: &HeaderMap| storable(fields, &settings.not_stored);
@@ -423,8 +353,7 @@ impl<RB> Run<RB> {
                 Some(Verdict::NotRecorded)
             }
             Completed::Fenced(Some(stored)) => {
-                let response = answer::replay(&stored, &settings, self.client);
-                self.answer.send(Verdict::Replayed, response);
+                self.answer.replay(&stored, &settings, self.client);
                 None
             }
             Completed::Fenced(None) => {
@@ -460,7 +389,7 @@ impl<RB> Run<RB> {
     }
 
     fn refuse(&mut self, verdict: Verdict, problem: Problem) {
-        self.answer.send(verdict, answer::refuse(problem, &self.shared.settings));
+        self.answer.refuse(verdict, problem, &self.shared.settings);
     }
 }
 
@@ -507,7 +436,7 @@ async fn pump<R>(
 fn without_ours(frame: Frame<Bytes>, settings: &Settings) -> Frame<Bytes> {
     match frame.into_trailers() {
         Ok(mut trailers) => {
-            strip_ours(&mut trailers, &settings.replayed);
+            strip_ours(&mut trailers, &settings.names);
             Frame::trailers(trailers)
         }
         Err(frame) => frame,

@@ -16,19 +16,41 @@ pub const IDEMPOTENCY_STATUS: HeaderName = HeaderName::from_static("idempotency-
 pub const IDEMPOTENCY_KEY_EXPIRES: HeaderName = HeaderName::from_static("idempotency-key-expires");
 /// From the service behind: `definitive`, `transient`, `unknown` or `no-store`. Never reaches the client.
 pub const IDEMPOTENCY_OUTCOME: HeaderName = HeaderName::from_static("idempotency-outcome");
+/// On replays, 409 and 422: the id (`X-Request-Id`) of the request whose run they are about.
+pub const IDEMPOTENCY_ORIGINAL_REQUEST: HeaderName = HeaderName::from_static("idempotency-original-request");
+/// What [`IDEMPOTENCY_ORIGINAL_REQUEST`] is called under the preset `stripe`.
+pub const ORIGINAL_REQUEST: HeaderName = HeaderName::from_static("original-request");
+/// On the same answers: the `traceparent` of that request, as it came.
+pub const IDEMPOTENCY_ORIGINAL_TRACEPARENT: HeaderName =
+    HeaderName::from_static("idempotency-original-traceparent");
 /// To the service behind a gateway: 1 for the first run, one more for each takeover.
 pub const IDEMPOTENCY_ATTEMPT: HeaderName = HeaderName::from_static("idempotency-attempt");
 
 /// Everything that only we may say. The key itself is the client's.
-const OURS: [HeaderName; 7] = [
+const OURS: [HeaderName; 9] = [
     IDEMPOTENCY_REPLAYED,
     IDEMPOTENT_REPLAYED,
     IDEMPOTENCY_REPLAY,
     IDEMPOTENCY_STATUS,
     IDEMPOTENCY_KEY_EXPIRES,
+    IDEMPOTENCY_ORIGINAL_REQUEST,
+    IDEMPOTENCY_ORIGINAL_TRACEPARENT,
     IDEMPOTENCY_OUTCOME,
     IDEMPOTENCY_ATTEMPT,
 ];
+
+/// Those of them whose name is a setting.
+#[derive(Clone, Debug)]
+pub(crate) struct OurNames {
+    pub(crate) replayed: HeaderName,
+    pub(crate) original_request: HeaderName,
+}
+
+impl Default for OurNames {
+    fn default() -> Self {
+        Self { replayed: IDEMPOTENCY_REPLAYED, original_request: IDEMPOTENCY_ORIGINAL_REQUEST }
+    }
+}
 
 /// RFC 9110 §7.6.1, and `Keep-Alive` and `Proxy-Connection` of older days.
 const HOP_BY_HOP: [HeaderName; 6] = [
@@ -68,16 +90,24 @@ pub fn is_never_stored(name: &HeaderName) -> bool {
     HOP_BY_HOP.contains(name) || NEVER_STORED.contains(name)
 }
 
-/// Removes what only we may say, so that neither client nor service behind can forge it. `replayed` is the configured
-/// name of the replay marker.
-pub(crate) fn strip_ours(headers: &mut HeaderMap, replayed: &HeaderName) {
-    // Most messages carry none: one look at the names is cheaper than seven removals.
-    let any = headers.keys().any(|name| name.as_str().starts_with("idempoten") || name == replayed);
+/// Whether it is a header that only we may put on an answer.
+pub(crate) fn is_ours(name: &HeaderName, names: &OurNames) -> bool {
+    OURS.contains(name) || *name == names.replayed || *name == names.original_request
+}
+
+/// Removes what only we may say, so that neither client nor service behind can forge it.
+pub(crate) fn strip_ours(headers: &mut HeaderMap, names: &OurNames) {
+    let OurNames { replayed, original_request } = names;
+    // Most messages carry none: one look at the names is cheaper than all the removals.
+    let any = headers
+        .keys()
+        .any(|name| name.as_str().starts_with("idempoten") || name == replayed || name == original_request);
     if any {
         OURS.iter().for_each(|name| {
             headers.remove(name);
         });
         headers.remove(replayed);
+        headers.remove(original_request);
     }
 }
 
@@ -174,13 +204,22 @@ mod tests {
             ("idempotency-status", "degraded"),
             ("idempotency-key-expires", "never"),
             ("idempotency-attempt", "7"),
+            ("idempotency-original-request", "1"),
+            ("idempotency-original-traceparent", "1"),
+            ("x-original", "1"),
             ("x-replayed", "true"),
         ]);
-        strip_ours(&mut forged, &HeaderName::from_static("x-replayed"));
+        let names = OurNames {
+            replayed: HeaderName::from_static("x-replayed"),
+            original_request: HeaderName::from_static("x-original"),
+        };
+        strip_ours(&mut forged, &names);
         assert_eq!(forged, headers(&[("idempotency-key", "k")]));
-        let mut custom = headers(&[("x-replayed", "true")]);
-        strip_ours(&mut custom, &HeaderName::from_static("x-replayed"));
-        assert!(custom.is_empty());
+        for name in ["x-replayed", "x-original"] {
+            let mut custom = headers(&[(name, "true")]);
+            strip_ours(&mut custom, &names);
+            assert!(custom.is_empty());
+        }
     }
 
     #[test]

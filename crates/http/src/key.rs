@@ -163,6 +163,14 @@ fn diagnose(value: &[u8]) -> MalformedKey {
     MalformedKey::Unclosed
 }
 
+/// A key that is given as its own bytes, not as a header value: visible ASCII and spaces.
+pub(crate) fn check_key(key: &[u8]) -> Result<Key, MalformedKey> {
+    if let Some(at) = key.iter().position(|b| !(b' '..=b'~').contains(b)) {
+        return Err(MalformedKey::Character { at: at + 1, byte: key[at] });
+    }
+    named(std::str::from_utf8(key).expect("visible ASCII was checked"))
+}
+
 fn named(key: &str) -> Result<Key, MalformedKey> {
     Key::new(key).map_err(|error| match error {
         InvalidName::TooLong { bytes } => MalformedKey::TooLong { len: bytes },

@@ -5,14 +5,18 @@ use std::time::Duration;
 
 use http::request::Parts;
 use http::{HeaderName, Method};
+use onlyonce_core::StoreAdmin;
 use onlyonce_core::fingerprint::Definition;
 use onlyonce_engine::{Idempotency, Policy};
 use tower_layer::Layer;
 
 use crate::budget::Budget;
 use crate::classify::{Ending, Preset};
-use crate::headers::IDEMPOTENT_REPLAYED;
+use crate::cors::Cors;
+use crate::fingerprint::original_uri;
+use crate::headers::{IDEMPOTENT_REPLAYED, ORIGINAL_REQUEST};
 use crate::key::KeyRule;
+use crate::lookup::Lookup;
 use crate::problem::DocsUrl;
 use crate::report::{Report, ReportFn};
 use crate::scope::{ScopeSecret, ScopeSource};
@@ -93,6 +97,11 @@ impl IdempotencyLayer {
 
     /// Lets a function say which requests are guarded, by method and path as received.
     pub fn guard(self, guard: impl Fn(&Method, &str) -> Guarded + Send + Sync + 'static) -> Self {
+        self.guard_by(move |parts| guard(&parts.method, original_uri(parts).path()))
+    }
+
+    /// Lets a function say which requests are guarded, by the whole head.
+    pub fn guard_by(self, guard: impl Fn(&Parts) -> Guarded + Send + Sync + 'static) -> Self {
         self.set(|settings| settings.guard = Guard::Function(Arc::new(guard)))
     }
 
@@ -138,12 +147,14 @@ impl IdempotencyLayer {
         self
     }
 
-    /// What a status says about the operation; `Stripe` also names the replay marker `Idempotent-Replayed`.
+    /// What a status says about the operation; `Stripe` also names the replay marker `Idempotent-Replayed`, and the id of
+    /// the first request `Original-Request`.
     pub fn preset(self, preset: Preset) -> Self {
         self.set(|settings| {
             settings.classifier.preset = preset;
             if preset == Preset::Stripe {
-                settings.replayed = IDEMPOTENT_REPLAYED;
+                settings.names.replayed = IDEMPOTENT_REPLAYED;
+                settings.names.original_request = ORIGINAL_REQUEST;
             }
         })
     }
@@ -196,12 +207,45 @@ impl IdempotencyLayer {
 
     /// Names the header that marks replays.
     pub fn replayed_header(self, name: HeaderName) -> Self {
-        self.set(|settings| settings.replayed = name)
+        self.set(|settings| settings.names.replayed = name)
+    }
+
+    /// The header with the caller's id of a request, `X-Request-Id` by default. The id of the request that ran, with its
+    /// `traceparent`, is kept in the record and told on replays, 409 and 422 (`Idempotency-Original-Request`,
+    /// `Idempotency-Original-Traceparent`). An id has at most 128 visible ASCII characters; a longer one is not kept.
+    pub fn request_id_header(self, name: HeaderName) -> Self {
+        self.set(|settings| settings.request_id = name)
+    }
+
+    /// Takes part in traces as a proxy does: a guarded request with a `traceparent` goes on with a span of ours in it. For a
+    /// layer in front of another process; inside one the program's own tracing does this. No trace is begun where the
+    /// caller has none.
+    pub fn join_traces(self) -> Self {
+        self.set(|settings| settings.joins_traces = true)
     }
 
     /// Headers of a reply that are not stored, besides those that never are.
     pub fn not_stored(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.set(|settings| settings.not_stored = names.into_iter().collect())
+    }
+
+    /// Which pages of browsers may read refusals and replays: say what the service behind says of its own replies, which
+    /// pass as they are. Without it refusals have no CORS headers, and a replay keeps the stored ones for the page that
+    /// they name, or for all where they say `*`. Our headers are exposed to pages that may read the answer. With it a
+    /// preflight's answer from the service behind also allows the key header.
+    pub fn cors(self, cors: Cors) -> Self {
+        self.set(|settings| settings.cors = Some(cors))
+    }
+
+    /// Answers `GET /.well-known/idempotency/KEY` with the status of that key in the caller's scope: `absent`,
+    /// `in-progress`, `completed` or `unknown`. Nothing is run or claimed. `store` must be the engine's own.
+    pub fn status_lookup(self, store: Arc<dyn StoreAdmin>) -> Self {
+        self.set(|settings| settings.lookup = Some(Lookup::new(store)))
+    }
+
+    /// Bytes of requests and replies in memory now, out of [`max_buffered`](Self::max_buffered).
+    pub fn buffered_bytes(&self) -> usize {
+        self.settings.budget.used_bytes()
     }
 
     /// Calls a function with a report on each request on a guarded route. It must not block.

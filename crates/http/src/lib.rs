@@ -8,6 +8,7 @@
 //! | [`IdempotencyLayer`] | the layer and its settings |
 //! | [`Ending`], [`Preset`] | how a call ended: stored, released, unknown |
 //! | [`ScopeSource`], [`KeyRule`] | whose key, and how it is read |
+//! | [`RequestOrigin`] | which request a record is of |
 //! | [`problem`] | every refusal: code, status, advice |
 //! | [`headers`] | the names of our headers |
 //! | [`testing`] | for the tests of services behind the layer |
@@ -20,14 +21,18 @@ mod body;
 mod budget;
 mod classify;
 mod collect;
+mod cors;
 mod detached;
 mod execute;
 mod fingerprint;
 pub mod headers;
 mod key;
 mod layer;
+mod lookup;
+mod origin;
 pub mod problem;
 mod report;
+mod reporter;
 mod scope;
 mod service;
 mod settings;
@@ -35,8 +40,11 @@ pub mod testing;
 
 pub use body::{BoxError, ReplyBody, RequestBody};
 pub use classify::{Ending, EndingFn, Preset, UnknownPreset};
+pub use cors::{Cors, InvalidCors};
 pub use key::{KeyRule, MalformedKey, parse_key};
 pub use layer::IdempotencyLayer;
+pub use lookup::LOOKUP_PREFIX;
+pub use origin::{InvalidTraceContext, RequestOrigin, SpanId, TRACEPARENT, TraceContext, X_REQUEST_ID};
 pub use problem::{Code, DocsUrl, InvalidDocsUrl, Problem};
 pub use report::{KeyHash, Report, ReportFn, Verdict};
 pub use scope::{PrincipalFn, ScopeSecret, ScopeSecretTooShort, ScopeSource};

@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{self, HeaderValue};
 use http::{Response, StatusCode};
+use onlyonce_core::Origin;
 
 macro_rules! codes {
     ($($variant:ident $code:literal $status:literal $retryable:literal $title:literal $advice:literal)*) => {
@@ -151,6 +152,10 @@ impl FromStr for Code {
     }
 }
 
+/// Among the extensions of an answer: it is a refusal of ours.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Refusal;
+
 /// One refusal: a code, and what is special about this case.
 #[derive(Clone, Debug)]
 pub struct Problem {
@@ -159,13 +164,14 @@ pub struct Problem {
     retryable: bool,
     detail: Cow<'static, str>,
     retry_after: Option<Duration>,
+    original: Option<Origin>,
 }
 
 impl Problem {
     /// A refusal with the status of the table and its advice as detail.
     pub fn new(code: Code) -> Self {
         let Entry { status, retryable, advice, .. } = *code.entry();
-        Self { code, status, retryable, detail: advice.into(), retry_after: None }
+        Self { code, status, retryable, detail: advice.into(), retry_after: None, original: None }
     }
 
     /// Says what is wrong in this case.
@@ -196,6 +202,17 @@ impl Problem {
         self
     }
 
+    /// Says which request's run it is about.
+    #[must_use]
+    pub(crate) fn of_request(mut self, original: Option<Origin>) -> Self {
+        self.original = original;
+        self
+    }
+
+    pub(crate) fn original(&self) -> Option<&Origin> {
+        self.original.as_ref()
+    }
+
     /// The code.
     pub fn code(&self) -> Code {
         self.code
@@ -214,6 +231,7 @@ impl Problem {
         let mut response = Response::new(Bytes::from(body.to_string()));
         *response.status_mut() =
             StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        response.extensions_mut().insert(Refusal);
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -7,6 +7,7 @@ use std::time::Duration;
 use onlyonce_core::Operation;
 use sha2::{Digest, Sha256};
 
+use crate::origin::RequestOrigin;
 use crate::problem::Code;
 
 /// Gets a report on each request on a guarded route, when its answer is ready.
@@ -31,6 +32,10 @@ pub struct Report {
     pub work: Duration,
     /// From the head of the request to the head of the answer.
     pub total: Duration,
+    /// How the caller's logs and traces name the request.
+    pub origin: RequestOrigin,
+    /// The request whose run is answered with, where that is another one: of a replay, of a 409, of a 422.
+    pub original: Option<RequestOrigin>,
 }
 
 /// What became of a request on a guarded route.

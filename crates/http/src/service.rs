@@ -16,17 +16,22 @@ use pin_project_lite::pin_project;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tower_service::Service;
+use tracing::Instrument;
 
 use crate::answer::{self, ClientTraits, GuardStatus};
 use crate::body::{BoxError, ReplyBody, RequestBody, Whole};
 use crate::budget::Permit;
 use crate::collect::{Cut, Room, collect};
+use crate::cors::{self, Page};
 use crate::detached::Detached;
-use crate::execute::{Answer, Job, Reporter, execute};
-use crate::fingerprint::{Comparison, original_uri};
+use crate::execute::{Job, execute};
+use crate::fingerprint::Comparison;
 use crate::headers::strip_ours;
+use crate::lookup::Lookup;
+use crate::origin::TRACEPARENT;
 use crate::problem::{Code, Problem};
 use crate::report::{KeyHash, Verdict};
+use crate::reporter::{Answer, Reporter};
 use crate::settings::{Guarded, Settings};
 
 /// What a guarded request counts for besides its body, in bytes: its head and its task.
@@ -83,27 +88,47 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let settings = &self.shared.settings;
         let (mut parts, body) = request.into_parts();
-        strip_ours(&mut parts.headers, &settings.replayed);
-        let guarded = settings.guard.decide(&parts.method, original_uri(&parts).path());
+        strip_ours(&mut parts.headers, &settings.names);
+        let page = Page::of(&parts, settings).map(Box::new);
+        let settings = settings.clone();
+        ResponseFuture { kind: self.answer(parts, body), page, settings }
+    }
+}
+
+impl<S> IdempotencyService<S> {
+    fn answer<B, RB>(&mut self, mut parts: Parts, body: B) -> FutureKind<S::Future, RB>
+    where
+        S: Service<Request<RequestBody<B>>, Response = Response<RB>> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<BoxError> + Send,
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+        RB: Body<Data = Bytes> + Send + 'static,
+        RB::Error: Into<BoxError>,
+    {
+        let settings = &self.shared.settings;
+        if let Some(lookup) = settings.lookup.as_ref().filter(|_| Lookup::is_for(&parts)) {
+            let answer = lookup.clone().answer(parts, self.shared.idem.clone(), settings.clone());
+            return FutureKind::Boxed { future: Box::pin(answer) };
+        }
+        let guarded = settings.guard.decide(&parts);
         if guarded == Guarded::No {
             return self.pass(parts, body, None);
         }
-        let mut reporter = Reporter::new(settings.report.clone());
+        let mut reporter = Reporter::new(settings, &parts);
+        if let Some(onward) = reporter.origin.onward().and_then(|trace| trace.to_string().parse().ok()) {
+            parts.headers.insert(TRACEPARENT, onward);
+        }
         // Nothing of the body is asked for before this: a client that waits for 100 (Continue) is refused at once.
         match admit(settings, &parts, &body, guarded) {
             Ok(Admission::Ignored) => self.pass(parts, body, Some(reporter)),
-            Err(problem) => {
-                let verdict = Verdict::Refused(problem.code());
-                let response = answer::refuse(problem, settings);
-                reporter.report(verdict, response.status());
-                ResponseFuture::ready(response)
-            }
+            Err(problem) => FutureKind::Ready { response: Some(reporter.refuse(problem, settings)) },
             Ok(Admission::Guarded(scope, key, permit)) => {
                 // The service that said it is ready is the one to call; its clone takes its place.
                 let clone = self.inner.clone();
                 let service = std::mem::replace(&mut self.inner, clone);
                 let request = Admitted { parts, body, scope, key, permit, reporter };
-                ResponseFuture::boxed(Box::pin(guard(self.shared.clone(), service, request)))
+                FutureKind::Boxed { future: Box::pin(guard(self.shared.clone(), service, request)) }
             }
         }
     }
@@ -111,18 +136,12 @@ where
 
 impl<S> IdempotencyService<S> {
     /// Lets a request through that is not guarded; with a reporter, its answer says so.
-    fn pass<B, RB>(
-        &mut self,
-        parts: Parts,
-        body: B,
-        ignored: Option<Reporter>,
-    ) -> ResponseFuture<S::Future, RB>
+    fn pass<B, RB>(&mut self, parts: Parts, body: B, ignored: Option<Reporter>) -> FutureKind<S::Future, RB>
     where
         S: Service<Request<RequestBody<B>>, Response = Response<RB>>,
     {
         let request = Request::from_parts(parts, RequestBody::pass(body));
-        let (future, settings) = (self.inner.call(request), self.shared.settings.clone());
-        ResponseFuture { kind: FutureKind::Pass { future, settings, ignored } }
+        FutureKind::Pass { future: self.inner.call(request), ignored }
     }
 }
 
@@ -187,7 +206,7 @@ where
         Ok(read) => read,
         Err(problem) => return reporter.refuse(problem, settings),
     };
-    let operation = Operation::new(scope, key, fingerprint);
+    let operation = Operation::new(scope, key, fingerprint).with_origin(reporter.origin.encode());
     if reporter.is_asked_for() {
         reporter.key_hash = Some(KeyHash::of(&operation));
     }
@@ -199,7 +218,8 @@ where
     }
     let (to, answer) = oneshot::channel();
     let job = Job { shared: shared.clone(), service, parts, body, operation, permit, client };
-    let work = Detached::new(execute(job, Answer::new(to, reporter)), answer);
+    let span = reporter.span.clone();
+    let work = Detached::new(execute(job, Answer::new(to, reporter)).instrument(span), answer);
     // Without an answer something of ours has failed in the middle of it.
     work.await.unwrap_or_else(|| answer::refuse(answer::outcome_unknown(shared.idem.policy()), settings))
 }
@@ -233,14 +253,15 @@ fn from_memory(
     parts: &Parts,
     body: &[u8],
 ) -> Option<Result<onlyonce_core::StoredReply, Problem>> {
-    let stored = match shared.idem.replay_from_memory(operation)? {
+    let (stored, origin) = match shared.idem.replay_from_memory(operation)? {
         Begin::Completed(stored) => return Some(Ok(stored)),
-        Begin::Mismatch { stored, .. } => stored,
+        Begin::Mismatch { stored, origin } => (stored, origin),
         _ => return None,
     };
+    let refused = |code| Some(Err(Problem::new(code).of_request(origin)));
     match shared.settings.fingerprint.compare(&stored, parts, body) {
-        Comparison::Other => Some(Err(Problem::new(Code::KeyReused))),
-        Comparison::UnknownDefinition => Some(Err(Problem::new(Code::FingerprintUnknown))),
+        Comparison::Other => refused(Code::KeyReused),
+        Comparison::UnknownDefinition => refused(Code::FingerprintUnknown),
         Comparison::Same(theirs) => {
             match shared.idem.replay_from_memory(&operation.with_fingerprint(theirs))? {
                 Begin::Completed(stored) => Some(Ok(stored)),
@@ -257,25 +278,17 @@ pin_project! {
     pub struct ResponseFuture<F, RB> {
         #[pin]
         kind: FutureKind<F, RB>,
+        page: Option<Box<Page>>,
+        settings: Arc<Settings>,
     }
 }
 
 pin_project! {
     #[project = FutureProjection]
     enum FutureKind<F, RB> {
-        Pass { #[pin] future: F, settings: Arc<Settings>, ignored: Option<Reporter> },
+        Pass { #[pin] future: F, ignored: Option<Reporter> },
         Ready { response: Option<Response<ReplyBody<RB>>> },
         Boxed { future: Boxed<RB> },
-    }
-}
-
-impl<F, RB> ResponseFuture<F, RB> {
-    fn ready(response: Response<ReplyBody<RB>>) -> Self {
-        Self { kind: FutureKind::Ready { response: Some(response) } }
-    }
-
-    fn boxed(future: Boxed<RB>) -> Self {
-        Self { kind: FutureKind::Boxed { future } }
     }
 }
 
@@ -292,12 +305,14 @@ where
     type Output = Result<Response<ReplyBody<RB>>, E>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.project().kind.project() {
+        let this = self.project();
+        let settings = &**this.settings;
+        let (mut parts, body) = match this.kind.project() {
             FutureProjection::Ready { response } => {
-                Poll::Ready(Ok(response.take().expect("a future is not polled after its end")))
+                response.take().expect("a future is not polled after its end").into_parts()
             }
-            FutureProjection::Boxed { future } => future.as_mut().poll(cx).map(Ok),
-            FutureProjection::Pass { future, settings, ignored } => {
+            FutureProjection::Boxed { future } => ready!(future.as_mut().poll(cx)).into_parts(),
+            FutureProjection::Pass { future, ignored } => {
                 let (mut parts, body) = ready!(future.poll(cx))?.into_parts();
                 answer::clean(&mut parts, settings);
                 if let Some(mut reporter) = ignored.take() {
@@ -305,8 +320,13 @@ where
                     reporter.work = reporter.since_start();
                     reporter.report(Verdict::Ignored, parts.status);
                 }
-                Poll::Ready(Ok(Response::from_parts(parts, ReplyBody::pass(body))))
+                (parts, ReplyBody::pass(body))
             }
+        };
+        match this.page {
+            Some(page) => page.fit(&mut parts, settings),
+            None => cors::fit_for_nobody(&mut parts, settings),
         }
+        Poll::Ready(Ok(Response::from_parts(parts, body)))
     }
 }

@@ -4,13 +4,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::request::Parts;
 use http::{HeaderName, Method};
 
 use crate::budget::Budget;
 use crate::classify::Classifier;
+use crate::cors::Cors;
 use crate::fingerprint::FingerprintRule;
-use crate::headers::IDEMPOTENCY_REPLAYED;
+use crate::headers::OurNames;
 use crate::key::KeyRule;
+use crate::lookup::Lookup;
+use crate::origin::X_REQUEST_ID;
 use crate::problem::DocsUrl;
 use crate::report::ReportFn;
 use crate::scope::ScopeRule;
@@ -26,8 +30,8 @@ pub enum Guarded {
     Required,
 }
 
-/// Says whether a request is guarded, by method and path (as received).
-pub type GuardFn = Arc<dyn Fn(&Method, &str) -> Guarded + Send + Sync>;
+/// Says whether a request is guarded, by its head.
+pub type GuardFn = Arc<dyn Fn(&Parts) -> Guarded + Send + Sync>;
 
 /// What to do when the store cannot be asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,9 +64,13 @@ pub(crate) struct Settings {
     pub(crate) on_store_failure: OnStoreFailure,
     pub(crate) docs: Option<DocsUrl>,
     pub(crate) advertise_expiry: bool,
-    pub(crate) replayed: HeaderName,
+    pub(crate) names: OurNames,
+    pub(crate) request_id: HeaderName,
+    pub(crate) joins_traces: bool,
     pub(crate) not_stored: Vec<HeaderName>,
     pub(crate) report: Option<ReportFn>,
+    pub(crate) cors: Option<Cors>,
+    pub(crate) lookup: Option<Lookup>,
 }
 
 impl Default for Settings {
@@ -80,24 +88,28 @@ impl Default for Settings {
             on_store_failure: OnStoreFailure::default(),
             docs: None,
             advertise_expiry: false,
-            replayed: IDEMPOTENCY_REPLAYED,
+            names: OurNames::default(),
+            request_id: X_REQUEST_ID,
+            joins_traces: false,
             not_stored: Vec::new(),
             report: None,
+            cors: None,
+            lookup: None,
         }
     }
 }
 
 impl Guard {
-    pub(crate) fn decide(&self, method: &Method, path: &str) -> Guarded {
+    pub(crate) fn decide(&self, parts: &Parts) -> Guarded {
         match self {
             // Methods are case-sensitive, but many a service takes `post` for POST: no way around the guard.
             Self::Methods { methods, guarded }
-                if methods.iter().any(|one| one.as_str().eq_ignore_ascii_case(method.as_str())) =>
+                if methods.iter().any(|one| one.as_str().eq_ignore_ascii_case(parts.method.as_str())) =>
             {
                 *guarded
             }
             Self::Methods { .. } => Guarded::No,
-            Self::Function(function) => function(method, path),
+            Self::Function(function) => function(parts),
         }
     }
 }
@@ -125,7 +137,8 @@ mod tests {
             ("POSTS", Guarded::No),
             ("GET", Guarded::No),
         ] {
-            assert_eq!(guard.decide(&method.parse().unwrap(), "/"), guarded, "{method}");
+            let request = http::Request::builder().method(method).body(()).unwrap();
+            assert_eq!(guard.decide(&request.into_parts().0), guarded, "{method}");
         }
     }
 }

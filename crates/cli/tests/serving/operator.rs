@@ -115,3 +115,42 @@ async fn replies_are_given_up_by_force_and_purged_when_they_have_expired() {
     assert_eq!(pay(brief.client(), "brief").await.unwrap().text(), "run 4");
     assert_eq!(pay(gateway.client(), "k").await.unwrap().text(), "run 2", "this one has not expired");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_request_that_ran_is_named_to_clients_operators_and_the_upstream() {
+    let upstream = numbered(Duration::ZERO).await;
+    let folder = tempfile::tempdir().unwrap();
+    let gateway = Gateway::start(&upstream.url(), folder.path(), &["--log", "json"]).await;
+    let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    for client in [gateway.client(), testkit::Client::h2c(gateway.addr)] {
+        let send = |id: &str| {
+            let request = client.post("/pay").key("k").header("x-request-id", id).body("1");
+            request.header("traceparent", parent).send()
+        };
+        send("req-1").await.unwrap();
+        let replay = send("req-2").await.unwrap();
+        assert_eq!(replay.header("idempotency-original-request"), Some("req-1"));
+        assert_eq!(replay.header("idempotency-original-traceparent"), Some(parent));
+    }
+    let onward = upstream.last().header("traceparent").unwrap().to_owned();
+    assert_eq!((&onward[..36], &onward[52..]), (&parent[..36], "-01"), "the same trace");
+    assert_ne!(onward, parent, "in a span of the gateway's");
+    assert_eq!(upstream.last().header("x-request-id"), Some("req-1"));
+
+    let shown = json(&gateway, &["show", "k"]).await;
+    assert_eq!((&shown["request_id"], &shown["traceparent"]), (&"req-1".into(), &parent.into()));
+    let (_, text) = gateway.keys(&["show", "k"]).await;
+    assert!(text.contains("request id    req-1\n") && text.contains(parent), "{text}");
+    let line = wait_for("the line of the last replay", async || {
+        let said = gateway.process.stderr();
+        let lines = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        lines.filter(|line| line["verdict"] == "replayed").nth(2)
+    })
+    .await;
+    assert_eq!((&line["request_id"], &line["original_request_id"]), (&"req-2".into(), &"req-1".into()));
+    assert_eq!(
+        (&line["trace_id"], &line["original_trace_id"]),
+        (&parent[3..35].into(), &parent[3..35].into())
+    );
+    assert_eq!(upstream.count(), 1);
+}

@@ -2,6 +2,7 @@
 //! counter, on every store. The numbers (H1 …) are those of the list of HTTP behaviour.
 #![allow(clippy::unwrap_used, reason = "a test fails by it")]
 
+mod cors;
 mod errors;
 mod execution;
 mod fingerprints;
@@ -9,6 +10,8 @@ mod harness;
 mod in_flight;
 mod keys;
 mod large;
+mod lookup;
+mod origins;
 mod outcomes;
 mod races;
 mod replays;

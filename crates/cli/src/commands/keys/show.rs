@@ -3,6 +3,7 @@
 use std::io::{Write, stdout};
 
 use onlyonce_core::{RecordView, Reply};
+use onlyonce_http::RequestOrigin;
 
 use super::{Which, done};
 use crate::failure::Failure;
@@ -64,6 +65,15 @@ fn print(out: &mut impl Write, record: &RecordView) -> Result<(), Failure> {
         line("expires", output::time(end))?;
     }
     line("fingerprint", record.fingerprint.to_string())?;
+    if let Some(origin) = &record.origin {
+        match RequestOrigin::decode(origin) {
+            Some(request) => {
+                request.request_id().map_or(Ok(()), |id| line("request id", output::visible(id)))?;
+                request.trace().map_or(Ok(()), |trace| line("traceparent", trace.to_string()))?;
+            }
+            None => line("origin", output::visible(origin.as_str()))?,
+        }
+    }
     match &record.reply {
         Some(reply) => print_reply(out, reply),
         None => Ok(()),

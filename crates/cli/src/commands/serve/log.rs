@@ -3,7 +3,7 @@
 
 use std::io::BufWriter;
 
-use onlyonce_http::{Report, Verdict};
+use onlyonce_http::{Report, RequestOrigin, TraceContext, Verdict};
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
@@ -32,7 +32,9 @@ pub(super) fn start(format: LogFormat) -> WorkerGuard {
         // Written out whenever the queue is empty.
         .finish(BufWriter::with_capacity(64 << 10, std::io::stderr()));
     let level = if format == LogFormat::Quiet { "warn" } else { "info" };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    // The spans say what the line of each request says too: they are for collectors, and for who asks for them.
+    let filter = EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| EnvFilter::new(format!("{level},onlyonce::trace=off")));
     let lines = tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(false);
     let registry = tracing_subscriber::registry().with(filter);
     // A second start in one process keeps the first log.
@@ -47,6 +49,7 @@ pub(super) fn start(format: LogFormat) -> WorkerGuard {
 
 /// Writes the line of one request: no key, no scope, no credential.
 pub(super) fn request(report: &Report) {
+    let original = report.original.as_ref();
     macro_rules! line {
         ($level:ident) => {
             tracing::$level!(
@@ -58,6 +61,11 @@ pub(super) fn request(report: &Report) {
                 upstream_ms = ms(report.work),
                 store_ms = ms(report.store),
                 total_ms = ms(report.total),
+                request_id = report.origin.request_id(),
+                trace_id = report.origin.trace().map(TraceContext::trace_id),
+                span_id = report.origin.span().map(tracing::field::display),
+                original_request_id = original.and_then(RequestOrigin::request_id),
+                original_trace_id = original.and_then(RequestOrigin::trace).map(TraceContext::trace_id),
             )
         };
     }

@@ -114,6 +114,7 @@ impl Serve {
             .max_stored_body(self.max_stored_body)
             .max_buffered(self.buffer_budget)
             .on_store_failure(self.on_store_failure())
+            .join_traces()
             .report(log::request);
         if self.optional {
             layer = layer.optional();
