@@ -14,6 +14,10 @@ pub(crate) enum Failure {
     Refused(String),
     /// The command line is wrong in a way that only the command can tell. Exit code 2.
     Usage(String),
+    /// A check found that a promise does not hold; its report says which. Exit code 1, nothing more is said.
+    Found,
+    /// Nobody answers where a check was to send. Exit code 3.
+    Unreachable(String),
     /// The store, a file or the terminal failed. Exit code 74, as `EX_IOERR` of sysexits.
     Io(String),
     /// Whoever read our output has had enough: not a failure.
@@ -32,6 +36,8 @@ impl Failure {
             Self::Refused(message) => (message, 1),
             Self::Usage(message) => (message, 2),
             Self::Io(message) => (message, 74),
+            Self::Unreachable(message) => (message, 3),
+            Self::Found => return ExitCode::from(1),
             Self::ReaderGone => return ExitCode::SUCCESS,
         };
         eprintln!("error: {message}");

@@ -16,14 +16,16 @@ use clap::{Parser, Subcommand};
 #[command(after_help = "\
 Exit codes:
   0   done
-  1   refused or not found: nothing was changed
+  1   refused or not found: nothing was changed; or a check found a promise that does not hold
   2   the command line is wrong
+  3   the API that was to be checked cannot be reached
   74  the store, a file or the terminal failed
 
 Examples:
   onlyonce demo
   onlyonce serve --listen 127.0.0.1:8080 --upstream http://127.0.0.1:3000
   onlyonce keys list --state unknown --store sqlite:onlyonce.db
+  onlyonce check http://127.0.0.1:8130/pay --body '{\"amount\":100}'
   onlyonce explain outcome-unknown
   onlyonce completions bash > /etc/bash_completion.d/onlyonce")]
 struct Cli {
@@ -34,6 +36,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Serve(Box<commands::serve::Serve>),
+    Check(Box<commands::check::Check>),
     Demo(commands::demo::Demo),
     Keys(commands::keys::Keys),
     Explain(commands::explain::Explain),
@@ -43,6 +46,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Serve(command) => command.run(),
+        Command::Check(command) => command.run(),
         Command::Demo(command) => command.run(),
         Command::Keys(command) => command.run(),
         Command::Explain(command) => command.run(),

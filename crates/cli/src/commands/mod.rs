@@ -4,11 +4,13 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::failure::Failure;
 
+pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod explain;
 pub(crate) mod keys;
 pub(crate) mod serve;
+mod units;
 
 /// The runtime that a command runs on.
 fn runtime(mut builder: Builder) -> Result<Runtime, Failure> {

@@ -3,7 +3,6 @@
 mod banner;
 mod log;
 mod options;
-mod units;
 
 use std::sync::Arc;
 

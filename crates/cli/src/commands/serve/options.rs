@@ -13,7 +13,7 @@ use onlyonce_http::{DocsUrl, Preset, ScopeSecret, ScopeSource};
 
 use super::OnUnknown;
 use super::log::LogFormat;
-use super::units::{bytes, duration};
+use crate::commands::units::{bytes, duration};
 use crate::failure::Failure;
 use crate::store_url::StoreArg;
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// `500ms`, `30s`, `2m`, `24h`, `7d`; a bare number is refused, since nobody could tell its unit.
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     if text.bytes().all(|b| b.is_ascii_digit()) && text.trim_start_matches('0').is_empty() && !text.is_empty()
     {
         return Ok(Duration::ZERO);
@@ -13,7 +13,7 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
 }
 
 /// `65536`, `64KiB`, `1MiB`, `2GiB`.
-pub(super) fn bytes(text: &str) -> Result<usize, String> {
+pub(crate) fn bytes(text: &str) -> Result<usize, String> {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let factor = match &text[digits.len()..] {
         "" | "B" => 1,

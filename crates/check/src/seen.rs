@@ -1,0 +1,120 @@
+//! What an answer and the effect tell about what happened.
+
+use serde_json::Value;
+
+use crate::effect::Amount;
+use crate::wire::Answer;
+
+/// How far the effect moved while something was tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effects {
+    /// Nobody looked, or what was seen cannot be counted.
+    Unseen,
+    /// So many times.
+    Count(i64),
+    /// By this much, which is no whole number of operations.
+    Odd(Amount),
+}
+
+impl Effects {
+    pub(crate) fn of(step: Amount, unit: Option<Amount>) -> Self {
+        if step.is_zero() {
+            return Self::Count(0);
+        }
+        match unit.and_then(|unit| step.count(unit)) {
+            Some(count) => Self::Count(count),
+            None => Self::Odd(step),
+        }
+    }
+
+    /// For people.
+    pub(crate) fn text(self) -> String {
+        match self {
+            Self::Unseen => "the effect was not looked at".into(),
+            Self::Count(0) => "the effect did not move".into(),
+            Self::Count(1) => "it took effect once".into(),
+            Self::Count(n) => format!("it took effect {n} times"),
+            Self::Odd(step) => format!("the effect moved by {step}, which is no whole number of operations"),
+        }
+    }
+
+    /// Whether the effect is known to have moved.
+    pub(crate) fn moved(self) -> bool {
+        match self {
+            Self::Unseen | Self::Count(0) => false,
+            Self::Count(_) | Self::Odd(_) => true,
+        }
+    }
+
+    pub(crate) fn is_seen(self) -> bool {
+        matches!(self, Self::Count(_))
+    }
+}
+
+/// What a request did whose operation, or a like one, had been answered before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Second {
+    /// It got the stored answer.
+    Replayed,
+    /// It ran.
+    Ran,
+    /// It was refused, and did not run.
+    Refused,
+    /// It was accepted, and whether it ran cannot be seen.
+    Unclear,
+}
+
+/// Compares a later answer with an earlier one. `tells`: each run of this API makes another answer.
+pub(crate) fn second(first: &Answer, later: &Answer, effects: Effects, tells: bool) -> Second {
+    match effects {
+        Effects::Count(n) if n != 0 => return Second::Ran,
+        Effects::Odd(_) => return Second::Ran,
+        _ if !later.is_accepted() => return Second::Refused,
+        Effects::Count(_) => return Second::Replayed,
+        Effects::Unseen => {}
+    }
+    match (first.identity() == later.identity(), tells) {
+        (true, true) => Second::Replayed,
+        (false, true) => Second::Ran,
+        (_, false) => Second::Unclear,
+    }
+}
+
+impl Answer {
+    /// 2xx or 3xx: the operation was taken. A redirect after a POST is an answer like any other.
+    pub(crate) fn is_accepted(&self) -> bool {
+        (200..400).contains(&self.status)
+    }
+
+    /// What tells one run from another.
+    pub(crate) fn identity(&self) -> (u16, &[u8], Option<&[u8]>) {
+        (self.status, &self.body, self.headers.get("location").map(|value| value.as_bytes()))
+    }
+
+    /// What tells one run from another, as text for comparing many.
+    pub(crate) fn same_run(&self, other: &Self) -> bool {
+        self.identity() == other.identity()
+    }
+
+    /// "Come back later": the operation is in flight.
+    pub(crate) fn is_in_progress(&self) -> bool {
+        matches!(self.status, 409 | 423 | 425 | 429 | 503) && !self.is_outcome_unknown()
+    }
+
+    /// A 409 that says that nobody knows, and that trying again is of no use: an honest end after a crash.
+    pub(crate) fn is_outcome_unknown(&self) -> bool {
+        let Some(Value::Object(problem)) = self.json() else { return false };
+        self.status == 409
+            && problem.get("code").and_then(Value::as_str) == Some("outcome-unknown")
+            && problem.get("retryable") == Some(&Value::Bool(false))
+    }
+
+    pub(crate) fn json(&self) -> Option<Value> {
+        serde_json::from_slice(&self.body).ok()
+    }
+
+    /// One value of a header, as text.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).and_then(|value| value.to_str().ok())
+    }
+}

@@ -1,0 +1,208 @@
+//! While a request is in flight: its copies, other requests with its key, and other keys.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Finding::{self, Broken, Held, NotApplicable, NotObservable, Weak};
+use super::FlightAspect;
+use crate::lab::{Lab, Payload};
+use crate::seen::Effects;
+use crate::stop::{Step, Stop};
+use crate::story;
+use crate::wire::{Answer, Call, NoAnswer};
+
+/// Shorter work cannot be met in flight with certainty.
+const WORK_MIN: Duration = Duration::from_millis(150);
+const SETTLES_MAX: Duration = Duration::from_secs(5);
+
+/// A slow request, a copy sent while it ran, and a retry after it.
+pub(super) struct InFlight {
+    first: Answer,
+    copy: Result<Answer, NoAnswer>,
+    late: Answer,
+    effects: Effects,
+}
+
+impl InFlight {
+    /// The copy's answer, when it came while the first was still at work.
+    pub(super) fn refusal(&self) -> Option<&Answer> {
+        self.copy.as_ref().ok().filter(|copy| copy.done < self.first.done && !copy.is_accepted())
+    }
+}
+
+/// How long the slow work takes.
+pub(super) async fn slow_time(lab: &Lab<'_>) -> Step<Duration> {
+    let slow = lab.measure(Payload::Slow).await?;
+    if slow.answer.took < WORK_MIN {
+        return Err(Stop::Unfit(format!(
+            "the slow body was answered within {:.0?}: give one whose work takes {WORK_MIN:?} or more",
+            slow.answer.took
+        )));
+    }
+    Ok(slow.answer.took)
+}
+
+/// When the other request is sent: well within the work.
+fn into_the_work(time: Duration) -> Duration {
+    (time / 4).clamp(Duration::from_millis(30), Duration::from_secs(2))
+}
+
+pub(super) async fn shared(lab: &Lab<'_>) -> Step<Arc<InFlight>> {
+    lab.shared(&lab.cache.in_flight, run(lab)).await
+}
+
+async fn run(lab: &Lab<'_>) -> Step<InFlight> {
+    let time = slow_time(lab).await?;
+    let unit = lab.measure(Payload::Slow).await?.unit;
+    let call = lab.call(Payload::Slow, &lab.op())?;
+    let watch = lab.watch().await?;
+    let (first, copy) = together(lab, &call, &call, time).await?;
+    let first = first?;
+    if !first.is_accepted() {
+        return Err(Stop::Unfit(format!("the slow request was not accepted: {}", story::answer(&first))));
+    }
+    let late = lab.settled(&call, SETTLES_MAX).await?;
+    let effects = lab.effects(watch, unit, true).await?;
+    Ok(InFlight { first, copy, late, effects })
+}
+
+type Outcome = Result<Answer, NoAnswer>;
+
+/// A request, and another one sent while it is at work.
+async fn together(lab: &Lab<'_>, first: &Call, other: &Call, time: Duration) -> Step<(Outcome, Outcome)> {
+    let later = async {
+        tokio::time::sleep(into_the_work(time)).await;
+        lab.send_silently(other).await
+    };
+    let (one, two) = tokio::join!(lab.send_silently(first), later);
+    let (one, two) = (one?, two?);
+    let header = &lab.options.key_header;
+    lab.tell(story::call(first, header), story::outcome(&one));
+    lab.tell(format!("{}  (while the first is at work)", story::call(other, header)), story::outcome(&two));
+    Ok((one, two))
+}
+
+pub(super) async fn copy(lab: &Lab<'_>, aspect: FlightAspect) -> Step<Finding> {
+    let seen = shared(lab).await?;
+    Ok(match aspect {
+        FlightAspect::Copy => not_run(lab, &seen),
+        FlightAspect::Conflict => conflict(&seen),
+        FlightAspect::RetryAfter => retry_after(&seen),
+        FlightAspect::Settles => settles(&seen),
+    })
+}
+
+fn not_run(lab: &Lab<'_>, seen: &InFlight) -> Finding {
+    let copy = match &seen.copy {
+        Ok(copy) => copy,
+        Err(why) => return Broken(format!("a copy in flight got no answer: {why}")),
+    };
+    if let Effects::Count(n) = seen.effects
+        && n > 1
+    {
+        return Broken(format!("the copy ran too: {}", seen.effects.text()));
+    }
+    if copy.is_accepted() {
+        if !copy.same_run(&seen.first) {
+            return Broken("a copy in flight got a success that is not the answer of the operation".into());
+        }
+        return match seen.effects.is_seen() || lab.facts().tells {
+            true => Held,
+            false => NotObservable("every run gives the same answer".into()),
+        };
+    }
+    match copy.status {
+        409 => Held,
+        status if copy.is_in_progress() => {
+            Weak(format!("a copy in flight was told to wait by {status}, not by 409"))
+        }
+        status => Broken(format!("a copy in flight was answered {status}")),
+    }
+}
+
+fn conflict(seen: &InFlight) -> Finding {
+    match &seen.copy {
+        Ok(copy) if copy.status == 409 => Held,
+        Ok(copy) if copy.is_accepted() => Broken("a copy in flight is held until the end of the work".into()),
+        Ok(copy) => Broken(format!("a copy in flight was answered {}, not 409", copy.status)),
+        Err(why) => Broken(format!("a copy in flight got no answer: {why}")),
+    }
+}
+
+fn retry_after(seen: &InFlight) -> Finding {
+    let Some(refusal) = seen.refusal() else {
+        return NotApplicable("no copy was told to wait".into());
+    };
+    match refusal.header("retry-after") {
+        None => Broken("a copy in flight is not told when to come back".into()),
+        // A date is allowed as well.
+        Some(value) if value.parse::<u32>().is_ok() || value.ends_with("GMT") => Held,
+        Some(value) => Broken(format!("Retry-After: {value:?} is neither a number of seconds nor a date")),
+    }
+}
+
+fn settles(seen: &InFlight) -> Finding {
+    if seen.late.is_in_progress() {
+        return Broken(format!(
+            "{SETTLES_MAX:?} after the answer a retry is still told to wait: {}",
+            story::answer(&seen.late)
+        ));
+    }
+    match seen.late.same_run(&seen.first) {
+        true => Held,
+        false => Broken("after the answer a retry gets another one".into()),
+    }
+}
+
+/// Another body with the key of a request in flight: a mismatch now as later, and no reason to come back.
+pub(super) async fn mismatch(lab: &Lab<'_>) -> Step<Finding> {
+    let time = slow_time(lab).await?;
+    let unit = lab.measure(Payload::Slow).await?.unit;
+    let op = lab.op();
+    let (right, wrong) = (lab.call(Payload::Slow, &op)?, lab.call(Payload::Other, &op)?);
+    let watch = lab.watch().await?;
+    let (first, other) = together(lab, &right, &wrong, time).await?;
+    let (first, other) = (first?, other?);
+    if !first.is_accepted() {
+        return Ok(Broken(format!("the first request was spoilt: {}", story::answer(&first))));
+    }
+    let effects = lab.effects(watch, unit, true).await?;
+    Ok(match other.status {
+        _ if other.is_accepted() => {
+            Broken("another request with the key of one in flight was accepted".into())
+        }
+        _ if effects.is_seen() && effects != Effects::Count(1) => {
+            Broken(format!("with both sent: {}", effects.text()))
+        }
+        _ if matches!(effects, Effects::Odd(_)) => Broken(effects.text()),
+        422 => Held,
+        status if other.is_in_progress() => {
+            Weak(format!("it was told to come back by {status}, which would be of no use"))
+        }
+        status if status < 500 => Weak(format!("it was refused with {status}, not with 422")),
+        status => Broken(format!("it was answered {status}")),
+    })
+}
+
+/// Another key is not held up by one that is at work.
+pub(super) async fn others_go_on(lab: &Lab<'_>) -> Step<Finding> {
+    const TRIES: u32 = 3;
+    let time = slow_time(lab).await?;
+    // A busy machine can be slow once; a lock is slow every time.
+    for _ in 0..TRIES {
+        let (slow, quick) = (lab.call(Payload::Slow, &lab.op())?, lab.call(Payload::Main, &lab.op())?);
+        let (slow, quick) = together(lab, &slow, &quick, time).await?;
+        let (slow, quick) = (slow?, quick?);
+        if !slow.is_accepted() || !quick.is_accepted() {
+            return Ok(Broken(format!(
+                "two keys at once: {}, and {}",
+                story::answer(&slow),
+                story::answer(&quick)
+            )));
+        }
+        if quick.done < slow.done {
+            return Ok(Held);
+        }
+    }
+    Ok(Broken("a request with another key waits for the one at work".into()))
+}

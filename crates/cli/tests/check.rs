@@ -1,0 +1,165 @@
+//! `onlyonce check` as a person runs it: the real program, on real servers.
+#![allow(clippy::unwrap_used, reason = "a test fails by it")]
+
+mod common;
+
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use common::{Gateway, PROGRAM};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use testkit::{Answer, Upstream};
+
+/// A payment API that knows nothing of keys. Bodies say how it behaves: `slow_ms`, `fail`, `flaky`.
+async fn payments() -> Upstream {
+    let balance = Arc::new(AtomicI64::new(1_000_000_000));
+    let runs = AtomicI64::new(0);
+    let flaky: Mutex<Vec<String>> = Mutex::default();
+    Upstream::start(move |seen| {
+        if seen.path() == "/balance" {
+            return Answer::json(200, &json!({ "balance": balance.load(Ordering::SeqCst) }));
+        }
+        let Ok(order) = serde_json::from_slice::<Value>(&seen.body) else {
+            return Answer::json(400, &json!({ "error": "not JSON" }));
+        };
+        let run = runs.fetch_add(1, Ordering::SeqCst);
+        if order["fail"] == true {
+            return Answer::json(402, &json!({ "error": "declined", "run": run }));
+        }
+        let key = seen.header("idempotency-key").unwrap_or_default().to_owned();
+        if order["flaky"] == true && !flaky.lock().contains(&key) {
+            flaky.lock().push(key);
+            return Answer::json(503, &json!({ "error": "try again" }));
+        }
+        let amount = order["amount"].as_i64().unwrap_or(0);
+        let left = balance.fetch_sub(amount, Ordering::SeqCst) - amount;
+        Answer::json(201, &json!({ "balance": left, "run": run }))
+            .header("location", &format!("/payments/{run}"))
+            .header("link", "</a>; rel=\"self\"")
+            .header("link", "</b>; rel=\"next\"")
+            .header("set-cookie", "session=1")
+            .delay(Duration::from_millis(order["slow_ms"].as_u64().unwrap_or(0)))
+    })
+    .await
+}
+
+struct Run {
+    code: i32,
+    stdout: String,
+    stderr: String,
+}
+
+async fn check(url: &str, args: &[&str]) -> Run {
+    let output = tokio::process::Command::new(PROGRAM)
+        .arg("check")
+        .arg(format!("{url}/pay"))
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .await
+        .unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Run { code: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn our_gateway_holds_every_applicable_promise_of_the_strict_profile() {
+    let upstream = payments().await;
+    let folder = tempfile::tempdir().unwrap();
+    let gateway = Gateway::start(&upstream.url(), folder.path(), &["--expires"]).await;
+    let url = format!("http://{}", gateway.addr);
+    let effect = format!("{}/balance", upstream.url());
+    #[rustfmt::skip]
+    let run = check(&url, &[
+        "--body", r#"{"amount":100}"#, "--other-body", r#"{"amount":250}"#,
+        "--slow-body", r#"{"amount":100,"slow_ms":800}"#,
+        "--failing-body", r#"{"amount":100,"fail":true}"#,
+        "--transient-body", r#"{"amount":100,"flaky":true}"#,
+        "--header", "Authorization: Basic alice", "--other-header", "Authorization: Basic bob",
+        "--other-path", "/refund", "--effect-url", &effect, "--effect-pointer", "/balance",
+        "--profile", "strict", "--json", "--rounds", "5",
+    ]).await;
+    let results: Vec<Value> = serde_json::from_str(&run.stdout).unwrap();
+    let not_passed: Vec<&Value> = results
+        .iter()
+        .filter(|result| !["pass", "not applicable"].contains(&result["verdict"].as_str().unwrap()))
+        .collect();
+    assert!(not_passed.is_empty(), "{not_passed:#?}");
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    let mut idle: Vec<&str> = results
+        .iter()
+        .filter(|result| result["verdict"] == "not applicable")
+        .map(|result| result["id"].as_str().unwrap())
+        .collect();
+    idle.sort_unstable();
+    // Without a restart command, an encoded or a binary body, and keys past 255 characters, which are refused.
+    let expected = [
+        "crash-answered",
+        "crash-once",
+        "error-links",
+        "in-flight-conflict",
+        "key-long",
+        "replay-binary",
+        "replay-encoding",
+        "restart-replay",
+    ];
+    assert_eq!(idle, expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_without_keys_is_found_out_and_nobody_there_is_another_thing() {
+    let upstream = payments().await;
+    let effect = format!("{}/balance", upstream.url());
+    let body = ["--body", r#"{"amount":100}"#];
+    let run = check(
+        &upstream.url(),
+        &[&body[..], &["--effect-url", &effect, "--effect-pointer", "/balance"]].concat(),
+    )
+    .await;
+    assert_eq!(run.code, 1, "{}", run.stdout);
+    assert!(run.stdout.contains("FAIL  once-of-two"), "{}", run.stdout);
+    assert!(!run.stdout.contains('\u{1b}'), "no colours in a pipe");
+    assert!(
+        run.stdout.contains("One promise does not hold (profile practice): once-of-two"),
+        "{}",
+        run.stdout
+    );
+
+    let run = check(&format!("http://{}", testkit::free_addr()), &body).await;
+    assert_eq!((run.code, run.stdout.as_str()), (3, ""));
+    assert!(run.stderr.contains("cannot be reached"), "{}", run.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_says_what_it_would_send_and_sends_nothing() {
+    let upstream = payments().await;
+    let run = check(&upstream.url(), &["--body", "{}", "--dry-run", "--effect-cmd", "echo 1"]).await;
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    assert!(run.stdout.contains("once-of-two") && run.stdout.contains("command: echo 1"), "{}", run.stdout);
+    assert!(run.stderr.contains(&format!("to {} alone", upstream.url())), "{}", run.stderr);
+    assert_eq!(upstream.connections(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_command_line_is_told_what_is_wrong() {
+    let upstream = payments().await;
+    for (args, expected) in [
+        (&["--only", "no-such"][..], "no scenario \"no-such\""),
+        (&["--header", "no colon"], "Name: value"),
+        (&["--header", "Idempotency-Key: a"], "carries the key"),
+        (&["--effect-pointer", "/a"], "--effect-url"),
+        (&["--effect-cmd", "echo none"], "no number"),
+        (&["--effect-cmd", "exit 3"], "failed"),
+        (&["--concurrency", "1"], "2 to 1000"),
+        (&["--other-path", "http://elsewhere/"], "slash"),
+        (&["--profile", "lax"], "practice"),
+    ] {
+        let run = check(&upstream.url(), args).await;
+        assert_eq!((run.code, run.stdout.as_str()), (2, ""), "{args:?}: {}", run.stderr);
+        assert!(run.stderr.contains(expected), "{args:?}: {}", run.stderr);
+    }
+    assert_eq!(upstream.count(), 0);
+}
