@@ -60,6 +60,11 @@ impl Fingerprint {
         FingerprintBuilder { definition, hasher: Sha256::new() }
     }
 
+    /// A fingerprint from its parts, for a store that keeps them apart.
+    pub const fn from_digest(definition: DefinitionId, digest: [u8; 32]) -> Self {
+        Self { definition, digest }
+    }
+
     /// How it was made.
     pub fn definition(&self) -> DefinitionId {
         self.definition

@@ -1,0 +1,10 @@
+-- ARGV 3: the least time to live in ms.
+-- {1}: marked. Else {0, value, time to live, time}.
+if own then
+    ttl = math.max(left, tonumber(ARGV[3]))
+    local new = string.sub(value, 1, 3) .. 'U' .. string.sub(value, 5, 66)
+        .. struct.pack('>i8i8i8i8', ttl, math.min(lease, 0), claimed, created) .. string.sub(value, 99)
+    redis.call('SET', KEYS[1], new, 'PX', string.format('%.0f', ttl))
+    return {1}
+end
+return {0, value, left, at}
