@@ -104,3 +104,71 @@ fn is_id(id: &str) -> bool {
     (1..=64).contains(&id.len())
         && id.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::{Level, Profile};
+
+    #[test]
+    fn the_built_in_catalogue_is_in_order() {
+        let scenarios = parse(BUILT_IN, &[]).unwrap();
+        assert_eq!(scenarios[0].id, "two-keys", "what everything rests on comes first");
+        for scenario in &scenarios {
+            let id = &scenario.id;
+            assert!(scenario.promise.ends_with('.') && scenario.advice.ends_with('.'), "{id}");
+            assert!(!scenario.source.is_empty(), "{id}");
+            assert!(id == "two-keys" || scenario.after.contains(&"two-keys".into()), "{id}");
+            // What the strict profile leaves out is what the draft alone wants.
+            let strict = scenario.level.under(Profile::Strict);
+            assert!(strict != Level::Off || scenario.level.under(Profile::Draft) != Level::Off, "{id}");
+        }
+    }
+
+    #[test]
+    fn a_file_of_vectors_that_is_wrong_is_refused_with_the_reason() {
+        let with = |change: &str| {
+            format!(
+                r#"{{"format":1,"scenarios":[{{"id":"mine","promise":"p.","source":"s","advice":"a.",{change}}}]}}"#
+            )
+        };
+        let known = built_in();
+        let good = r#""level":{"strict":"must"},"after":["two-keys"],"trial":{"kind":"keys-apart","first":"{{unique}}a","second":"{{unique}}b"}"#;
+        assert_eq!(parse(&with(good), &known).unwrap().len(), 1);
+        for (text, reason) in [
+            ("{".to_owned(), "EOF"),
+            (r#"{"format":2,"scenarios":[]}"#.to_owned(), "the format is 2"),
+            (with(r#""trial":{"kind":"no-such"}"#), "unknown variant"),
+            (with(r#""levels":{},"trial":{"kind":"missing-key"}"#), "unknown field `levels`"),
+            (with(r#""level":{"lax":"must"},"trial":{"kind":"missing-key"}"#), "unknown field `lax`"),
+            (with(r#""after":["later"],"trial":{"kind":"missing-key"}"#), "comes after \"later\""),
+            (with(&good.replace("{{unique}}a", "a")), "{{unique}}"),
+            (with(&good.replace("{{unique}}a", "{{unique}}\\u0100")), "a character is a byte"),
+            (with(&good.replace("{{unique}}a", "{{unique}}\\r\\nHost: x")), "a line break ends it"),
+            (
+                with(r#""trial":{"kind":"replay","aspect":"status","request":{"path":"//elsewhere@x y"}}"#),
+                "bytes that",
+            ),
+            (
+                with(r#""trial":{"kind":"replay","aspect":"status","request":{"path":"http://elsewhere/"}}"#),
+                "slash",
+            ),
+            (
+                with(
+                    r#""trial":{"kind":"replay","aspect":"status","request":{"headers":{"Host":"elsewhere"}}}"#,
+                ),
+                "own",
+            ),
+            (with(r#""trial":{"kind":"once","sends":1}"#), "2 to 100"),
+            (
+                with(&good.replace("keys-apart", "keys-same").replace("{{unique}}b", "{{unique}}a")),
+                "the same",
+            ),
+            (with(good).replace("\"mine\"", "\"two-keys\""), "taken"),
+            (with(good).replace("\"mine\"", "\"Mine\""), "lower-case"),
+        ] {
+            let error = parse(&text, &known).unwrap_err().to_string();
+            assert!(error.contains(reason), "{text}: {error}");
+        }
+    }
+}

@@ -48,6 +48,13 @@ pub(crate) struct Op {
     lines: Vec<Vec<u8>>,
 }
 
+impl Op {
+    /// A text with `{{unique}}` replaced.
+    pub(crate) fn fill(&self, text: &str) -> String {
+        text.replace(UNIQUE, &self.unique)
+    }
+}
+
 /// What is known of a body that ran once under a fresh key.
 #[derive(Clone, Debug)]
 pub(crate) struct Measured {
@@ -148,7 +155,7 @@ impl<'a> Lab<'a> {
             Payload::Transient => options.transient_body.as_ref(),
         };
         let body = body.ok_or_else(|| Stop::Missing(format!("give {}", payload.option())))?;
-        Ok(self.call_with(body.replace(UNIQUE, &op.unique).into(), op))
+        Ok(self.call_with(op.fill(body).into(), op))
     }
 
     /// The request of an operation with a body of its own.
@@ -156,7 +163,7 @@ impl<'a> Lab<'a> {
         let options = self.options;
         let mut headers: Vec<(String, Vec<u8>)> = Vec::new();
         for (name, value) in &options.headers {
-            headers.push((name.clone(), value.replace(UNIQUE, &op.unique).into_bytes()));
+            headers.push((name.clone(), op.fill(value).into_bytes()));
         }
         if !body.is_empty() && !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("content-type")) {
             headers.push(("Content-Type".into(), content_type(&body).into()));
@@ -164,12 +171,7 @@ impl<'a> Lab<'a> {
         for line in &op.lines {
             headers.push((options.key_header.clone(), line.clone()));
         }
-        Call {
-            method: options.method.clone(),
-            target: options.url.path.replace(UNIQUE, &op.unique),
-            headers,
-            body,
-        }
+        Call { method: options.method.clone(), target: op.fill(&options.url.path), headers, body }
     }
 
     /// The same request by the second principal.

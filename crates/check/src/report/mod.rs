@@ -9,6 +9,7 @@ use crate::options::Options;
 use crate::profile::{Level, Profile};
 use crate::story::Story;
 
+mod html;
 mod json;
 mod junit;
 mod text;

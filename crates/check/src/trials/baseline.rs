@@ -19,11 +19,13 @@ pub(super) async fn two_keys(lab: &Lab<'_>) -> Step<Finding> {
         lab.learn(|facts| facts.bare = true);
     }
     let watch = lab.watch().await?;
-    let mut first = lab.send(&lab.call(Payload::Main, &lab.op())?).await?;
+    let mut call = lab.call(Payload::Main, &lab.op())?;
+    let mut first = lab.send(&call).await?;
     let may_try_bare = lab.options.key_style == KeyStyle::Auto && !lab.facts().bare;
     if may_try_bare && matches!(first.status, 400 | 422) {
         lab.learn(|facts| facts.bare = true);
-        first = lab.send(&lab.call(Payload::Main, &lab.op())?).await?;
+        call = lab.call(Payload::Main, &lab.op())?;
+        first = lab.send(&call).await?;
     }
     if !first.is_accepted() {
         return Ok(Finding::Broken(format!(
@@ -33,6 +35,7 @@ pub(super) async fn two_keys(lab: &Lab<'_>) -> Step<Finding> {
         )));
     }
     let answered = clock::now();
+    *lab.cache.earliest.lock() = Some((call, first.clone()));
     let unit = lab.step(watch, true).await?;
     if let Some(unit) = unit.filter(|unit| !unit.is_zero()) {
         // The settling time is in here too: an upper bound, and only a slow effect makes it long.

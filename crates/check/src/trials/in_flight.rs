@@ -56,22 +56,26 @@ async fn run(lab: &Lab<'_>) -> Step<InFlight> {
     let unit = lab.measure(Payload::Slow).await?.unit;
     let call = lab.call(Payload::Slow, &lab.op())?;
     let watch = lab.watch().await?;
-    let (first, copy) = together(lab, &call, &call, time).await?;
-    let first = first?;
-    if !first.is_accepted() {
-        return Err(Stop::Unfit(format!("the slow request was not accepted: {}", story::answer(&first))));
-    }
-    let late = lab.settled(&call, SETTLES_MAX).await?;
+    let (first, copy) = together(lab, &call, &call, into_the_work(time)).await?;
+    let first = accepted(first?)?;
     let effects = lab.effects(watch, unit, true).await?;
+    let late = lab.settled(&call, SETTLES_MAX).await?;
     Ok(InFlight { first, copy, late, effects })
+}
+
+fn accepted(first: Answer) -> Step<Answer> {
+    match first.is_accepted() {
+        true => Ok(first),
+        false => Err(Stop::Unfit(format!("the slow request was not accepted: {}", story::answer(&first)))),
+    }
 }
 
 type Outcome = Result<Answer, NoAnswer>;
 
 /// A request, and another one sent while it is at work.
-async fn together(lab: &Lab<'_>, first: &Call, other: &Call, time: Duration) -> Step<(Outcome, Outcome)> {
+async fn together(lab: &Lab<'_>, first: &Call, other: &Call, after: Duration) -> Step<(Outcome, Outcome)> {
     let later = async {
-        tokio::time::sleep(into_the_work(time)).await;
+        tokio::time::sleep(after).await;
         lab.send_silently(other).await
     };
     let (one, two) = tokio::join!(lab.send_silently(first), later);
@@ -120,6 +124,26 @@ fn not_run(lab: &Lab<'_>, seen: &InFlight) -> Finding {
     }
 }
 
+/// The lock lasts as long as the work: a copy near its end does not run.
+pub(super) async fn late_copy(lab: &Lab<'_>) -> Step<Finding> {
+    let time = slow_time(lab).await?;
+    let unit = lab.measure(Payload::Slow).await?.unit;
+    let call = lab.call(Payload::Slow, &lab.op())?;
+    let watch = lab.watch().await?;
+    let (first, copy) = together(lab, &call, &call, time * 17 / 20).await?;
+    let (first, copy) = (accepted(first?)?, copy?);
+    let effects = lab.effects(watch, unit, true).await?;
+    Ok(match effects {
+        Effects::Count(1) => Held,
+        // The copy came when the first was done, or was refused: either way it is no run of its own.
+        Effects::Unseen if !copy.is_accepted() || copy.same_run(&first) && lab.facts().tells => Held,
+        Effects::Unseen if !lab.facts().tells => NotObservable("every run gives the same answer".into()),
+        Effects::Unseen => Broken("near the end of the work a copy got a success of its own".into()),
+        Effects::Odd(_) => NotObservable(effects.text()),
+        Effects::Count(_) => Broken(format!("near the end of the work a copy was sent: {}", effects.text())),
+    })
+}
+
 fn conflict(seen: &InFlight) -> Finding {
     match &seen.copy {
         Ok(copy) if copy.status == 409 => Held,
@@ -161,7 +185,7 @@ pub(super) async fn mismatch(lab: &Lab<'_>) -> Step<Finding> {
     let op = lab.op();
     let (right, wrong) = (lab.call(Payload::Slow, &op)?, lab.call(Payload::Other, &op)?);
     let watch = lab.watch().await?;
-    let (first, other) = together(lab, &right, &wrong, time).await?;
+    let (first, other) = together(lab, &right, &wrong, into_the_work(time)).await?;
     let (first, other) = (first?, other?);
     if !first.is_accepted() {
         return Ok(Broken(format!("the first request was spoilt: {}", story::answer(&first))));
@@ -191,7 +215,7 @@ pub(super) async fn others_go_on(lab: &Lab<'_>) -> Step<Finding> {
     // A busy machine can be slow once; a lock is slow every time.
     for _ in 0..TRIES {
         let (slow, quick) = (lab.call(Payload::Slow, &lab.op())?, lab.call(Payload::Main, &lab.op())?);
-        let (slow, quick) = together(lab, &slow, &quick, time).await?;
+        let (slow, quick) = together(lab, &slow, &quick, into_the_work(time)).await?;
         let (slow, quick) = (slow?, quick?);
         if !slow.is_accepted() || !quick.is_accepted() {
             return Ok(Broken(format!(

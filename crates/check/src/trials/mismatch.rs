@@ -30,6 +30,9 @@ pub(super) async fn another_request(lab: &Lab<'_>, change: &Change) -> Step<Find
     let control = lab.send(&pair(lab, change, padding, &lab.op())?.other).await?;
     let op = lab.op();
     let Pair { first, other } = pair(lab, change, padding, &op)?;
+    if !control.is_accepted() && matches!(change, Change::BigNumber) {
+        return Ok(NotObservable(format!("the body is refused with one more member ({})", control.status)));
+    }
     let earlier = lab.accepted(&first).await?;
     let own = lab.watch().await?;
     // The effect of the first must not be taken for one of the other.
@@ -97,13 +100,18 @@ fn pair(lab: &Lab<'_>, change: &Change, padding: usize, op: &Op) -> Step<Pair> {
             let other = padded(lab.call(Payload::Other, op)?, padding);
             return Ok(Pair { first: padded(first, padding), other });
         }
+        Change::BigNumber => {
+            let with = |call: Call, number: u64| with_member(call, &format!("\"onlyonce_check\":{number}"));
+            // 2^53 + 1 is no double: read as one, both are 2^53.
+            return Ok(Pair { first: with(first, 1 << 53)?, other: with(other, (1 << 53) + 1)? });
+        }
         Change::Query(query) => {
             let joint = if other.target.contains('?') { '&' } else { '?' };
             other.target = format!("{}{joint}{query}", other.target);
         }
         Change::OtherPath => other.target = other_path(lab, &other.target),
         Change::OtherMethod => other.method = lab.other_method(),
-        Change::Request(change) => other = changed(other, change)?,
+        Change::Request(change) => other = changed(other, change, op)?,
     }
     Ok(Pair { first, other })
 }
@@ -123,6 +131,17 @@ pub(super) fn padded(mut call: Call, padding: usize) -> Call {
     body.extend_from_slice(&call.body);
     call.body = Bytes::from(body);
     call
+}
+
+/// One more member in a JSON object, with its text as given.
+fn with_member(mut call: Call, member: &str) -> Step<Call> {
+    let object: Option<serde_json::Map<String, serde_json::Value>> = serde_json::from_slice(&call.body).ok();
+    let Some(object) = object else { return Err(Stop::Unfit("the body is no JSON object".into())) };
+    let start = call.body.iter().position(|byte| *byte == b'{').unwrap_or_default() + 1;
+    let comma = if object.is_empty() { "" } else { "," };
+    call.body =
+        [&call.body[..start], member.as_bytes(), comma.as_bytes(), &call.body[start..]].concat().into();
+    Ok(call)
 }
 
 /// The longest padding with which both bodies are accepted.

@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::lab::{Lab, Shared};
 use crate::options::{Options, path_fault};
 use crate::stop::Step;
+use crate::wire::{Answer, Call};
 
 /// How a promise is tried. `docs/check.md` has each kind with its members.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -59,6 +60,9 @@ pub enum Trial {
     Once {
         /// How many times.
         sends: u32,
+        /// How the request differs from the operation's own.
+        #[serde(default)]
+        request: RequestChange,
     },
     /// A retry of an answered request.
     Replay {
@@ -68,6 +72,8 @@ pub enum Trial {
         #[serde(default)]
         request: RequestChange,
     },
+    /// The first key of the run, once more.
+    Remembered,
     /// A first request that claims to be a replay.
     ForgedMarker,
     /// Many copies at once.
@@ -91,6 +97,8 @@ pub enum Trial {
         /// What is looked at.
         aspect: FlightAspect,
     },
+    /// A copy near the end of the work.
+    LateCopy,
     /// Another key while one is in flight.
     OthersGoOn,
     /// The client goes away in the middle.
@@ -207,6 +215,8 @@ pub enum Change {
     OtherBody,
     /// The same two bodies behind so much white space that only the end differs.
     LongBodyEnd,
+    /// One more member in both bodies, a number over 2^53 that differs in its last digit.
+    BigNumber,
     /// One more query parameter.
     Query(String),
     /// The path of `--other-path`, or else one below the operation's own.
@@ -236,6 +246,8 @@ pub(crate) enum Finding {
 #[derive(Default)]
 pub(crate) struct Cache {
     replays: Mutex<BTreeMap<RequestChange, Arc<Shared<replay::Replay>>>>,
+    /// The first operation of the run, with its answer.
+    earliest: Mutex<Option<(Call, Answer)>>,
     race: Shared<race::Race>,
     in_flight: Shared<in_flight::InFlight>,
     disconnect: Shared<breakage::Broken>,
@@ -252,7 +264,8 @@ impl Trial {
             Self::MalformedKey { lines } => keys::malformed(lab, lines).await,
             Self::KeysApart { first, second } => keys::apart(lab, first, second).await,
             Self::KeysSame { first, second } => keys::same(lab, first, second).await,
-            Self::Once { sends } => replay::once(lab, *sends).await,
+            Self::Once { sends, request } => replay::once(lab, *sends, request).await,
+            Self::Remembered => replay::remembered(lab).await,
             Self::Replay { aspect, request } => replay::replay(lab, *aspect, request).await,
             Self::ForgedMarker => replay::forged_marker(lab).await,
             Self::Race { aspect } => race::race(lab, *aspect).await,
@@ -261,6 +274,7 @@ impl Trial {
             Self::MismatchHarmless => mismatch::harmless(lab).await,
             Self::MismatchInFlight => in_flight::mismatch(lab).await,
             Self::InFlight { aspect } => in_flight::copy(lab, *aspect).await,
+            Self::LateCopy => in_flight::late_copy(lab).await,
             Self::OthersGoOn => in_flight::others_go_on(lab).await,
             Self::Disconnect { aspect } => breakage::disconnect(lab, *aspect).await,
             Self::HalfSent => breakage::half_sent(lab).await,
@@ -307,10 +321,10 @@ impl Trial {
                 }
                 if first == second { Err("both keys are the same".into()) } else { Ok(()) }
             }
-            Self::Once { sends } if !(2..=100).contains(sends) => Err("2 to 100 sends".into()),
-            Self::Replay { request, .. } | Self::AnotherRequest { change: Change::Request(request) } => {
-                request.validate()
-            }
+            Self::Once { sends, .. } if !(2..=100).contains(sends) => Err("2 to 100 sends".into()),
+            Self::Once { request, .. }
+            | Self::Replay { request, .. }
+            | Self::AnotherRequest { change: Change::Request(request) } => request.validate(),
             Self::AnotherRequest { change: Change::Query(query) } => path_fault(&format!("/?{query}")),
             _ => Ok(()),
         }
@@ -337,9 +351,10 @@ impl Trial {
             Self::EmptyKey { .. } => (3, 0),
             Self::KeysApart { .. } => (2, 2),
             Self::KeysSame { .. } | Self::Expiry => (2, 1),
-            Self::Once { sends } => (*sends, 1),
+            Self::Once { sends, .. } => (*sends, 1),
+            Self::Remembered => (1, 0),
             Self::ForgedMarker => (1, 1),
-            Self::Replay { .. } => (3, 1),
+            Self::Replay { .. } => (4, 2),
             Self::Race { .. } => (rounds * (concurrency + 1), rounds),
             Self::RaceOfTwo => (race::ROUNDS_OF_TWO * concurrency + 1, race::ROUNDS_OF_TWO + 1),
             Self::AnotherRequest { change: Change::LongBodyEnd } => (7, 3),
@@ -348,6 +363,7 @@ impl Trial {
             // With the one that measures the slow body.
             Self::InFlight { .. } => (4, 2),
             Self::MismatchInFlight => (2, 1),
+            Self::LateCopy => (2, 1),
             Self::OthersGoOn => (6, 6),
             Self::Disconnect { .. } => (3, 1),
             Self::HalfSent => (2, 1),
@@ -369,7 +385,7 @@ impl Trial {
             | Self::MismatchHarmless
             | Self::RaceOfTwo => other,
             Self::MismatchInFlight => other && slow,
-            Self::InFlight { .. } | Self::OthersGoOn => slow,
+            Self::InFlight { .. } | Self::LateCopy | Self::OthersGoOn => slow,
             Self::Crash { .. } => slow && options.restart_command.is_some(),
             Self::Restart => options.restart_command.is_some(),
             Self::Principals => !options.other_headers.is_empty(),

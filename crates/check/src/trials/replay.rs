@@ -6,9 +6,9 @@ use http::{HeaderMap, Method};
 
 use super::Finding::{self, Broken, Held, NotApplicable, NotObservable};
 use super::{ReplayAspect, RequestChange};
-use crate::lab::{Lab, Payload};
+use crate::lab::{Lab, Op, Payload};
 use crate::profile::Profile;
-use crate::seen::Effects;
+use crate::seen::{self, Effects, Second};
 use crate::stop::{Step, Stop};
 use crate::story;
 use crate::wire::{Answer, Call};
@@ -26,8 +26,9 @@ pub(super) struct Replay {
 }
 
 /// The same request `sends` times: one effect.
-pub(super) async fn once(lab: &Lab<'_>, sends: u32) -> Step<Finding> {
-    let call = lab.call(Payload::Main, &lab.op())?;
+pub(super) async fn once(lab: &Lab<'_>, sends: u32, change: &RequestChange) -> Step<Finding> {
+    let op = lab.op();
+    let call = changed(lab.call(Payload::Main, &op)?, change, &op)?;
     let watch = lab.watch().await?;
     let first = lab.accepted(&call).await?;
     let mut others = 0;
@@ -78,11 +79,15 @@ pub(super) async fn replay(lab: &Lab<'_>, aspect: ReplayAspect, change: &Request
 }
 
 async fn make(lab: &Lab<'_>, change: &RequestChange) -> Step<Replay> {
-    let call = changed(lab.call(Payload::Main, &lab.op())?, change)?;
+    let op = lab.op();
+    let call = changed(lab.call(Payload::Main, &op)?, change, &op)?;
     let watch = lab.watch().await?;
     let first = lab.accepted(&call).await?;
     // The first effect must not be taken for one of the retries'.
     let own = lab.step(watch, true).await?;
+    // The world goes on: an answer made anew from what is there now would not show otherwise.
+    lab.accepted(&lab.call(Payload::Main, &lab.op())?).await?;
+    lab.step(lab.watch().await?, false).await?;
     let watch = lab.watch().await?;
     let second = lab.settled(&call, RECORDING_MAX).await?;
     let third = lab.settled(&call, RECORDING_MAX).await?;
@@ -92,20 +97,20 @@ async fn make(lab: &Lab<'_>, change: &RequestChange) -> Step<Replay> {
 }
 
 /// A request with what a vector says.
-pub(super) fn changed(mut call: Call, change: &RequestChange) -> Step<Call> {
+pub(super) fn changed(mut call: Call, change: &RequestChange, op: &Op) -> Step<Call> {
     let unfit = |text: &str| Stop::Unfit(format!("{text:?} cannot be sent"));
     if let Some(method) = &change.method {
         call.method = Method::from_bytes(method.as_bytes()).map_err(|_| unfit(method))?;
     }
     if let Some(path) = &change.path {
-        call.target.clone_from(path);
+        call.target = op.fill(path);
     }
     if let Some(body) = &change.body {
-        call.body = body.clone().into();
+        call.body = op.fill(body).into();
     }
     for (name, value) in &change.headers {
         call.headers.retain(|(given, _)| !given.eq_ignore_ascii_case(name));
-        call.headers.push((name.clone(), value.clone().into_bytes()));
+        call.headers.push((name.clone(), op.fill(value).into_bytes()));
     }
     Ok(call)
 }
@@ -304,6 +309,26 @@ fn first_unmarked(replay: &Replay) -> Finding {
         (None, Some(_)) => Held,
         (None, None) => NotApplicable("replays have no marker".into()),
     }
+}
+
+/// The first key of the run: whatever came since, it is remembered.
+pub(super) async fn remembered(lab: &Lab<'_>) -> Step<Finding> {
+    let earliest = lab.cache.earliest.lock().clone();
+    let Some((call, first)) = earliest else { return Ok(NotApplicable("there was no first key".into())) };
+    let facts = lab.facts();
+    let watch = lab.watch().await?;
+    let again = lab.settled(&call, RECORDING_MAX).await?;
+    let effects = lab.effects(watch, facts.unit, false).await?;
+    Ok(match seen::second(&first, &again, effects, facts.tells) {
+        Second::Replayed => Held,
+        Second::Ran => Broken("the first key of the run was forgotten: its request ran again".into()),
+        Second::Refused => {
+            Broken(format!("the first key of the run got no answer: {}", story::answer(&again)))
+        }
+        Second::Unclear => {
+            NotObservable("every run gives the same answer, and nothing shows the effect".into())
+        }
+    })
 }
 
 /// A client says that its request is a replay: nobody should believe it.

@@ -20,13 +20,16 @@ impl Check {
             return dry_run(&options);
         }
         // Found out before the run, not after it.
-        if let Some(path) = &self.junit {
+        for path in [&self.junit, &self.html].into_iter().flatten() {
             write(path, "")?;
         }
         let runtime = super::runtime(tokio::runtime::Builder::new_multi_thread())?;
         let report = runtime.block_on(watched(&options))?;
         if let Some(path) = &self.junit {
             write(path, &report.junit())?;
+        }
+        if let Some(path) = &self.html {
+            write(path, &report.html())?;
         }
         let printed = match self.json {
             true => stdout().lock().write_all(report.json().as_bytes()),

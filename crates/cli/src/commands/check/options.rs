@@ -29,7 +29,7 @@ Examples:
   onlyonce check http://127.0.0.1:8130/pay --body '{\"amount\":100}' --other-body '{\"amount\":200}' \\
       --effect-cmd 'redis-cli get balance'
   onlyonce check https://test.example.com/charges --body @charge.json --header 'Authorization: Bearer …' \\
-      --effect-url https://test.example.com/balance --effect-pointer /available --profile strict")]
+      --effect-url https://test.example.com/balance --effect-pointer /available --profile strict --html report.html")]
 pub(crate) struct Check {
     /// Where the operation is
     #[arg(value_parser = Target::parse)]
@@ -132,6 +132,9 @@ pub(crate) struct Check {
     /// Write a JUnit XML report
     #[arg(long, value_name = "FILE", help_heading = "Reports")]
     pub(super) junit: Option<PathBuf>,
+    /// Write an HTML report, one file with all in it
+    #[arg(long, value_name = "FILE", help_heading = "Reports")]
+    pub(super) html: Option<PathBuf>,
     /// Show what was sent and what came back for what does not hold
     #[arg(long, short, help_heading = "Reports")]
     pub(super) verbose: bool,
