@@ -89,7 +89,7 @@ impl RequestBuilder {
         Self { client, method, path: path.to_owned(), headers: HeaderMap::new(), body }
     }
 
-    /// Adds a header line. `Host` is set when not given.
+    /// Adds a header line. `Host` is set when not given; over HTTP/2 it is the authority.
     ///
     /// # Panics
     /// On a name or value that is no header.
@@ -173,9 +173,17 @@ impl RequestBuilder {
     /// When the connection fails or no head comes within [`PATIENCE`].
     pub async fn send_on(self, connection: &mut Connection) -> Result<StreamingResponse> {
         let h2c = matches!(connection.sender, Sender::H2(_));
-        let target = if h2c { format!("http://{}{}", connection.addr, self.path) } else { self.path.clone() };
+        let mut headers = self.headers;
+        let target = if h2c {
+            let host = headers.remove("host");
+            let addr = connection.addr.to_string();
+            let authority = host.as_ref().map_or(Ok(addr.as_str()), HeaderValue::to_str)?;
+            format!("http://{authority}{}", self.path)
+        } else {
+            self.path.clone()
+        };
         let mut request = Request::builder().method(self.method).uri(target).body(self.body)?;
-        *request.headers_mut() = self.headers;
+        *request.headers_mut() = headers;
         if !h2c && !request.headers().contains_key("host") {
             request.headers_mut().insert("host", HeaderValue::from_str(&connection.addr.to_string())?);
         }

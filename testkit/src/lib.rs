@@ -11,6 +11,7 @@
 //! | [`postgres`] | [`Postgres`], [`PgBouncer`] |
 //! | [`redis`] | [`Redis`], [`ToldClock`] |
 //! | [`mariadb`] | [`Mariadb`] |
+//! | [`nginx`] | [`Nginx`] |
 //!
 //! Every wait is bounded by [`PATIENCE`] and panics past it, naming what was waited for.
 #![allow(clippy::disallowed_methods, reason = "tests wait in real time")]
@@ -18,6 +19,7 @@
 pub mod client;
 pub mod fault;
 pub mod mariadb;
+pub mod nginx;
 pub mod postgres;
 pub mod process;
 pub mod raw;
@@ -32,6 +34,7 @@ use std::time::{Duration, Instant};
 pub use client::{Client, ClientResponse, Connection, StreamingResponse};
 pub use fault::FaultProxy;
 pub use mariadb::Mariadb;
+pub use nginx::Nginx;
 pub use postgres::{PgBouncer, PoolMode, Postgres};
 pub use process::Process;
 pub use raw::{RawConnection, RawUpstream, send_raw};

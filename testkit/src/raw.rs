@@ -144,6 +144,16 @@ impl RawConnection {
         }
     }
 
+    /// Waits until `bytes` are among those that came, and leaves all of them unread; false when the peer closed before.
+    pub async fn wait_for(&mut self, bytes: &[u8]) -> bool {
+        while !self.buffer.windows(bytes.len()).any(|w| w == bytes) {
+            if self.fill().await.is_none() {
+                return false;
+            }
+        }
+        true
+    }
+
     /// All bytes until the peer closes.
     ///
     /// # Panics

@@ -183,6 +183,7 @@ pub(crate) struct Progress {
     client_bytes: AtomicU64,
     waiting: AtomicBool,
     failed: AtomicBool,
+    ended: AtomicBool,
 }
 
 impl Progress {
@@ -194,6 +195,7 @@ impl Progress {
             client_bytes: AtomicU64::new(0),
             waiting: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
         })
     }
 
@@ -207,6 +209,12 @@ impl Progress {
             self.client_moved_ms.store(since, Ordering::Relaxed);
         }
         self.waiting.store(false, Ordering::Relaxed);
+        self.ended.store(end, Ordering::Relaxed);
+    }
+
+    /// Whether all of it went on.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
     }
 
     /// When what is waited for is late: the client with its body, or the upstream with its answer.

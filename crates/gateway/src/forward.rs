@@ -112,6 +112,11 @@ pub(crate) fn response(head: &mut response::Parts) {
     }
 }
 
+/// Whether the connection ends with this message.
+pub(crate) fn closes(headers: &HeaderMap) -> bool {
+    tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("close"))
+}
+
 /// The headers of an interim answer (1xx) to be sent on. Nobody but us says what became of a key.
 pub(crate) fn interim(headers: &HeaderMap, version: Version) -> HeaderMap {
     let mut headers = headers.clone();

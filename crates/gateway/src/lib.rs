@@ -8,7 +8,7 @@
 //! | [`proxy`] | [`ProxyService`]: forwards one request to the upstream, and tells the layer when it failed |
 //! | [`body`] | [`UpstreamBody`]: a response body, streamed |
 //!
-//! Inside: `forward` (which headers go on), `pool` and `upstream` (connections), `tunnel` (WebSocket), `socket` and
+//! Inside: `admission` (between a connection and the service), `forward` (which headers go on), `pool` and `upstream` (connections), `tunnel` (WebSocket), `socket` and
 //! `exchange` (the client's end: times, interim answers, half-closed clients), `problem` (refusals).
 //!
 //! ```no_run
@@ -34,6 +34,7 @@ pub mod proxy;
 pub mod run;
 pub mod server;
 
+mod admission;
 mod exchange;
 mod forward;
 mod pool;

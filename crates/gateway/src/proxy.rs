@@ -9,7 +9,7 @@ use std::task::{self, Poll};
 
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING, UPGRADE};
-use http::{Request, Response, StatusCode, request};
+use http::{Request, Response, StatusCode, Version, request};
 use http_body::Body;
 use onlyonce_engine::Context;
 use onlyonce_http::{Code, Ending, Problem};
@@ -21,7 +21,7 @@ use crate::options::GatewayOptions;
 use crate::problem;
 use crate::server::Peer;
 use crate::tunnel;
-use crate::upstream::{Failure, Upstream};
+use crate::upstream::{Early, Failure, Upstream};
 
 /// A reverse proxy for one upstream, as a tower service. Cheap to clone; clones share their connections.
 ///
@@ -92,6 +92,7 @@ where
         let owner = head.extensions.get::<Context>().cloned();
         let client = head.extensions.remove::<hyper::upgrade::OnUpgrade>();
         let repeatable = head.method.is_idempotent();
+        let http1 = head.version < Version::HTTP_2;
         head.extensions.clear();
         let attempt = owner.as_ref().map(Context::attempt);
         forward::request(&mut head, peer.as_ref(), attempt, &self.options);
@@ -110,7 +111,7 @@ where
             }
         };
         match answered {
-            Ok(response) => self.finish(response, repeatable),
+            Ok(response) => self.finish(response, repeatable, http1),
             Err(failure) => self.failed(failure, repeatable),
         }
     }
@@ -134,14 +135,24 @@ where
         Ok(response)
     }
 
-    fn finish(&self, response: Response<UpstreamBody<B>>, repeatable: bool) -> Response<UpstreamBody<B>> {
+    fn finish(
+        &self,
+        response: Response<UpstreamBody<B>>,
+        repeatable: bool,
+        http1: bool,
+    ) -> Response<UpstreamBody<B>> {
         let (mut head, body) = response.into_parts();
         let switched = head.extensions.get::<Switched>().is_some();
         if head.status == StatusCode::SWITCHING_PROTOCOLS && !switched {
             // Nobody asked to switch, so what follows cannot be read.
             return self.failed(Failure::Broken, repeatable);
         }
+        // It will not read the rest of the body, so that the client need not send it.
+        let cut = http1 && head.extensions.get::<Early>().is_some() && forward::closes(&head.headers);
         forward::response(&mut head);
+        if cut {
+            head.headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
         if switched {
             head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
             head.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));

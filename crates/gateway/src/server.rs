@@ -3,22 +3,17 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, Version, request};
-use http_body::{Body, Frame, SizeHint};
-use http_body_util::{Either, Full};
+use http::{HeaderValue, Request, Response};
+use http_body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::service::{TowerToHyperService, TowerToHyperServiceFuture};
-use onlyonce_http::{Code, DocsUrl, Problem};
-use pin_project_lite::pin_project;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
@@ -27,10 +22,9 @@ use tokio_util::task::TaskTracker;
 use tower_service::Service;
 use tracing::{debug, warn};
 
+use crate::admission::{Admission, Limits};
 use crate::exchange::{Exchange, Phase};
-use crate::forward;
 use crate::options::GatewayOptions;
-use crate::problem;
 use crate::socket::{ClientSocket, SocketOptions};
 
 /// What a shutdown did not finish in time.
@@ -133,11 +127,7 @@ where
         Running { tasks: TaskTracker::new(), stop: CancellationToken::new(), cut: CancellationToken::new() };
     let places = Arc::new(Semaphore::new(options.max_connections));
     let protocols = Arc::new(Protocols::new(options));
-    let limits = Arc::new(Limits {
-        head_bytes_max: options.max_header_bytes,
-        headers_max: options.max_headers,
-        docs: options.docs_url.clone(),
-    });
+    let limits = Arc::new(Limits::new(options));
     let mut stop = pin!(stop);
     loop {
         let accepted = async {
@@ -169,8 +159,7 @@ where
             tunnelled: AtomicBool::new(false),
             _place: place,
         }));
-        let service = TowerToHyperService::new(service.clone());
-        let service = Admission { service, peer, limits: limits.clone() };
+        let service = Admission::new(service.clone(), peer, limits.clone());
         running.tasks.spawn(protocols.clone().connection(stream, service));
     }
     drop(listener);
@@ -233,7 +222,7 @@ impl Protocols {
     {
         // Only a matter of speed.
         let _ = stream.set_nodelay(true);
-        let peer = service.peer.clone();
+        let peer = service.peer().clone();
         let Running { stop, cut, .. } = peer.0.running.clone();
         let first = tokio::select! {
             biased;
@@ -309,123 +298,3 @@ enum Protocol {
 }
 
 const PREFACE_LEN: usize = 24;
-
-/// Answers what must not be let in, tells the service who the client is, and the socket how far the exchange has got.
-struct Admission<S> {
-    service: TowerToHyperService<S>,
-    peer: Peer,
-    limits: Arc<Limits>,
-}
-
-/// What a request is held to beyond HTTP.
-struct Limits {
-    head_bytes_max: usize,
-    headers_max: usize,
-    docs: Option<DocsUrl>,
-}
-
-impl<S, B> hyper::service::Service<Request<Incoming>> for Admission<S>
-where
-    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone,
-    B: Body<Data = Bytes>,
-{
-    type Response = Response<Told<Either<B, Full<Bytes>>>>;
-    type Error = Infallible;
-    type Future = Admitted<TowerToHyperServiceFuture<S, Request<Incoming>>>;
-
-    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
-        self.peer.exchange().begin(request.version());
-        let (head, body) = request.into_parts();
-        let peer = self.peer.clone();
-        let admitted = forward::admit(&head).and_then(|()| self.limits.admit(&head));
-        if let Err(problem) = admitted {
-            return Admitted::Refused { problem: Some(problem), limits: self.limits.clone(), peer };
-        }
-        request = Request::from_parts(head, body);
-        request.extensions_mut().insert(self.peer.clone());
-        Admitted::Served { future: hyper::service::Service::call(&self.service, request), peer }
-    }
-}
-
-impl Limits {
-    /// HTTP/1.1 heads were held to this as they came; of HTTP/2 only the double of it was refused, without saying why.
-    fn admit(&self, head: &request::Parts) -> Result<(), Problem> {
-        if head.version < Version::HTTP_2 {
-            return Ok(());
-        }
-        // As RFC 9113 §6.5.2 counts it.
-        let lines = head.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32);
-        let target = head.uri.path_and_query().map_or(0, |target| target.as_str().len());
-        if head.headers.len() > self.headers_max || lines.sum::<usize>() + target > self.head_bytes_max {
-            return Err(Problem::new(Code::HeadTooLarge));
-        }
-        Ok(())
-    }
-}
-
-pin_project! {
-    #[project = AdmittedProjected]
-    enum Admitted<F> {
-        Served { #[pin] future: F, peer: Peer },
-        Refused { problem: Option<Problem>, limits: Arc<Limits>, peer: Peer },
-    }
-}
-
-impl<F, B> Future for Admitted<F>
-where
-    F: Future<Output = Result<Response<B>, Infallible>>,
-    B: Body<Data = Bytes>,
-{
-    type Output = Result<Response<Told<Either<B, Full<Bytes>>>>, Infallible>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let (response, peer) = match self.project() {
-            AdmittedProjected::Served { future, peer } => match ready!(future.poll(cx)) {
-                Ok(response) => (response.map(Either::Left), peer),
-                Err(never) => match never {},
-            },
-            AdmittedProjected::Refused { problem, limits, peer } => {
-                let problem = problem.take().expect("a future is not polled after its end");
-                let refusal = problem::closing(problem, limits.docs.as_ref());
-                (refusal.map(|body| Either::Right(Full::new(body))), peer)
-            }
-        };
-        peer.exchange().enter(Phase::Answering);
-        Poll::Ready(Ok(response.map(|inner| Told { inner, peer: peer.clone() })))
-    }
-}
-
-pin_project! {
-    /// A response body that tells the socket when all of it was given to the connection.
-    struct Told<B> {
-        #[pin]
-        inner: B,
-        peer: Peer,
-    }
-
-    impl<B> PinnedDrop for Told<B> {
-        fn drop(this: Pin<&mut Self>) {
-            this.peer.exchange().enter(Phase::Answered);
-        }
-    }
-}
-
-impl<B: Body> Body for Told<B> {
-    type Data = B::Data;
-    type Error = B::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        self.project().inner.poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
-    }
-}

@@ -40,6 +40,10 @@ pub(crate) enum Failure {
     ClientTimeout,
 }
 
+/// An extension of a response that came before the request body had gone on whole.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Early;
+
 /// The connections to one upstream.
 #[derive(Debug)]
 pub(crate) struct Upstream<B: Body + 'static> {
@@ -109,7 +113,10 @@ where
             ensure(owner).await?;
             sent = self.in_time(progress, exchange(&mut connection, request)).await?;
         }
-        let response = sent.map_err(|error| self.failure(error, progress))?;
+        let mut response = sent.map_err(|error| self.failure(error, progress))?;
+        if progress.is_some_and(|progress| !progress.has_ended()) {
+            response.extensions_mut().insert(Early);
+        }
         Ok(response.map(|incoming| UpstreamBody::owned(incoming, connection, self.pool.clone())))
     }
 

@@ -1,0 +1,182 @@
+//! The way of a request from its connection to the service, and of the answer back.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::{Request, Response, Version, request};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::{Either, Full};
+use hyper::body::Incoming;
+use hyper_util::service::{TowerToHyperService, TowerToHyperServiceFuture};
+use onlyonce_http::{Code, DocsUrl, Problem};
+use pin_project_lite::pin_project;
+use tower_service::Service;
+
+use crate::exchange::Phase;
+use crate::forward;
+use crate::options::GatewayOptions;
+use crate::problem;
+use crate::server::Peer;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Answers what must not be let in, tells the service who the client is, and the socket how far the exchange has got.
+pub(crate) struct Admission<S> {
+    service: TowerToHyperService<S>,
+    peer: Peer,
+    limits: Arc<Limits>,
+}
+
+impl<S> Admission<S> {
+    pub(crate) fn new(service: S, peer: Peer, limits: Arc<Limits>) -> Self {
+        Self { service: TowerToHyperService::new(service), peer, limits }
+    }
+
+    pub(crate) fn peer(&self) -> &Peer {
+        &self.peer
+    }
+}
+
+/// What a request is held to beyond HTTP.
+#[derive(Debug)]
+pub(crate) struct Limits {
+    head_bytes_max: usize,
+    headers_max: usize,
+    docs: Option<DocsUrl>,
+}
+
+impl<S, B> hyper::service::Service<Request<Incoming>> for Admission<S>
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone,
+    B: Body<Data = Bytes>,
+{
+    type Response = Response<Told<Either<B, Full<Bytes>>>>;
+    type Error = Infallible;
+    type Future = Admitted<TowerToHyperServiceFuture<S, Request<Incoming>>>;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        self.peer.exchange().begin(request.version());
+        let (head, body) = request.into_parts();
+        let peer = self.peer.clone();
+        let admitted = forward::admit(&head).and_then(|()| self.limits.admit(&head));
+        if let Err(problem) = admitted {
+            return Admitted::Refused { problem: Some(problem), limits: self.limits.clone(), peer };
+        }
+        request = Request::from_parts(head, body);
+        request.extensions_mut().insert(self.peer.clone());
+        Admitted::Served { future: hyper::service::Service::call(&self.service, request), peer }
+    }
+}
+
+impl Limits {
+    pub(crate) fn new(options: &GatewayOptions) -> Self {
+        Self {
+            head_bytes_max: options.max_header_bytes,
+            headers_max: options.max_headers,
+            docs: options.docs_url.clone(),
+        }
+    }
+
+    /// HTTP/1.1 heads were held to this as they came; of HTTP/2 only the double of it was refused, without saying why.
+    fn admit(&self, head: &request::Parts) -> Result<(), Problem> {
+        if head.version < Version::HTTP_2 {
+            return Ok(());
+        }
+        // As RFC 9113 §6.5.2 counts it.
+        let lines = head.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32);
+        let target = head.uri.path_and_query().map_or(0, |target| target.as_str().len());
+        if head.headers.len() > self.headers_max || lines.sum::<usize>() + target > self.head_bytes_max {
+            return Err(Problem::new(Code::HeadTooLarge));
+        }
+        Ok(())
+    }
+}
+
+pin_project! {
+    #[project = AdmittedProjected]
+    pub(crate) enum Admitted<F> {
+        Served { #[pin] future: F, peer: Peer },
+        Refused { problem: Option<Problem>, limits: Arc<Limits>, peer: Peer },
+    }
+}
+
+impl<F, B> Future for Admitted<F>
+where
+    F: Future<Output = Result<Response<B>, Infallible>>,
+    B: Body<Data = Bytes>,
+{
+    type Output = Result<Response<Told<Either<B, Full<Bytes>>>>, Infallible>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let (response, peer) = match self.project() {
+            AdmittedProjected::Served { future, peer } => match ready!(future.poll(cx)) {
+                Ok(response) => (response.map(Either::Left), peer),
+                Err(never) => match never {},
+            },
+            AdmittedProjected::Refused { problem, limits, peer } => {
+                let problem = problem.take().expect("a future is not polled after its end");
+                let refusal = problem::closing(problem, limits.docs.as_ref());
+                (refusal.map(|body| Either::Right(Full::new(body))), peer)
+            }
+        };
+        peer.exchange().enter(Phase::Answering);
+        Poll::Ready(Ok(response.map(|inner| Told { inner, peer: peer.clone(), failed: None })))
+    }
+}
+
+pin_project! {
+    /// A response body that tells the socket when all of it was given to the connection.
+    pub(crate) struct Told<B> {
+        #[pin]
+        inner: B,
+        peer: Peer,
+        failed: Option<BoxError>,
+    }
+
+    impl<B> PinnedDrop for Told<B> {
+        fn drop(this: Pin<&mut Self>) {
+            this.peer.exchange().enter(Phase::Answered);
+        }
+    }
+}
+
+impl<B> Body for Told<B>
+where
+    B: Body,
+    B::Error: Into<BoxError>,
+{
+    type Data = B::Data;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, BoxError>>> {
+        let this = self.project();
+        if let Some(error) = this.failed.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
+        match ready!(this.inner.poll_frame(cx)) {
+            // At an error the connection is closed as it stands: first it writes what came before.
+            Some(Err(error)) => {
+                *this.failed = Some(error.into());
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Some(Ok(frame)) => Poll::Ready(Some(Ok(frame))),
+            None => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
