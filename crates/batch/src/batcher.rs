@@ -2,7 +2,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -61,7 +61,9 @@ pub struct Batcher<B: Backend> {
 struct Shared<B> {
     backend: B,
     queue: Queue,
-    places_alone: Arc<Semaphore>,
+    limits: Limits,
+    places_alone: Semaphore,
+    waiting_alone: AtomicUsize,
     batches: AtomicU64,
     operations: AtomicU64,
     alone: AtomicU64,
@@ -76,7 +78,9 @@ impl<B: Backend> Batcher<B> {
         let shared = Arc::new(Shared {
             backend,
             queue: Queue::new(limits),
-            places_alone: Arc::new(Semaphore::new(limits.alone_max.max(1))),
+            limits,
+            places_alone: Semaphore::new(limits.alone_max.max(1)),
+            waiting_alone: AtomicUsize::new(0),
             batches: AtomicU64::new(0),
             operations: AtomicU64::new(0),
             alone: AtomicU64::new(0),
@@ -265,7 +269,14 @@ impl<B: Backend> Shared<B> {
     fn run_alone(self: &Arc<Self>, job: Job) {
         self.alone.fetch_add(1, Ordering::Relaxed);
         let shared = Arc::clone(self);
+        if self.waiting_alone.fetch_add(1, Ordering::Relaxed) >= self.limits.queue_max {
+            self.waiting_alone.fetch_sub(1, Ordering::Relaxed);
+            self.queue.finish([job.id()].into_iter());
+            job.answer::<B::Fault>(Ok(Answer::Locked));
+            return;
+        }
         tokio::spawn(async move {
+            let _counted = Counted(&shared.waiting_alone);
             let _in_flight = InFlight { queue: &shared.queue, ids: vec![job.id().clone()] };
             let Ok(_place) = shared.places_alone.acquire().await else { return };
             if job.is_given_up() {
@@ -281,6 +292,15 @@ impl<B: Backend> Shared<B> {
             }
             job.answer(answer.map_err(Arc::new));
         });
+    }
+}
+
+/// One job that runs, or waits to run, alone.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
