@@ -15,6 +15,7 @@ pub const DEPTH_MAX: usize = 128;
 pub struct JsonError {
     kind: JsonErrorKind,
     at: usize,
+    expected: &'static str,
 }
 
 /// The kinds of [`JsonError`].
@@ -52,7 +53,17 @@ pub enum JsonErrorKind {
 
 impl JsonError {
     pub(super) fn new(kind: JsonErrorKind, at: usize) -> Self {
-        Self { kind, at }
+        let expected = match kind {
+            JsonErrorKind::EndsEarly | JsonErrorKind::Unexpected => "JSON",
+            JsonErrorKind::Trailing => "the end of the text",
+            JsonErrorKind::NotUtf8 => "UTF-8",
+            JsonErrorKind::ByteOrderMark => "no byte order mark",
+            JsonErrorKind::LoneSurrogate => "both halves of a surrogate pair",
+            JsonErrorKind::DuplicateMember => "each member once",
+            JsonErrorKind::TooDeep => "at most 128 levels",
+            JsonErrorKind::ExponentTooLong => "an exponent of at most 15 digits",
+        };
+        Self { kind, at, expected }
     }
 
     /// What is wrong.
@@ -63,6 +74,11 @@ impl JsonError {
     /// Where, as an offset in bytes from the start of the text.
     pub fn at(&self) -> usize {
         self.at
+    }
+
+    /// What could have stood there, in words.
+    pub fn expected(&self) -> &'static str {
+        self.expected
     }
 }
 
@@ -89,7 +105,8 @@ pub(super) struct Numeral<'a> {
 pub(super) struct Member<'a> {
     pub(super) name: Cow<'a, str>,
     pub(super) value: Value<'a>,
-    at: usize,
+    /// Where its name stands.
+    pub(super) at: usize,
 }
 
 /// Reads one JSON text.
@@ -125,7 +142,7 @@ impl<'a> Reader<'a> {
             Some(b't') => self.word("true", Value::Bool(true)),
             Some(b'f') => self.word("false", Value::Bool(false)),
             Some(b'n') => self.word("null", Value::Null),
-            _ => Err(self.unexpected()),
+            _ => Err(self.unexpected("a value")),
         }
     }
 
@@ -140,18 +157,23 @@ impl<'a> Reader<'a> {
             self.space();
             let at = self.at;
             if self.peek() != Some(b'"') {
-                return Err(self.unexpected());
+                let or_end = if members.is_empty() {
+                    "a member name in double quotes, or }"
+                } else {
+                    "a member name in double quotes"
+                };
+                return Err(self.unexpected(or_end));
             }
             let name = self.string()?;
             self.space();
-            self.expect(b':')?;
+            self.expect(b':', "a colon")?;
             self.space();
             members.push(Member { name, value: self.value(depth)?, at });
             self.space();
             if self.eat(b'}') {
                 break;
             }
-            self.expect(b',')?;
+            self.expect(b',', "a comma or }")?;
         }
         // Stable: of two equal names the later one comes second, and is the one to report.
         members.sort_by(|a, b| a.name.encode_utf16().cmp(b.name.encode_utf16()));
@@ -175,7 +197,7 @@ impl<'a> Reader<'a> {
             if self.eat(b']') {
                 return Ok(Value::Array(items));
             }
-            self.expect(b',')?;
+            self.expect(b',', "a comma or ]")?;
         }
     }
 
@@ -194,7 +216,8 @@ impl<'a> Reader<'a> {
                     return Ok(Cow::Owned(out));
                 }
                 Some(b'\\') => out.push(self.escape()?),
-                _ => return Err(self.unexpected()),
+                Some(_) => return Err(self.unexpected("no bare control character in a string")),
+                None => return Err(self.unexpected("the closing quote of a string")),
             }
             let from = self.at;
             let plain = self.plain_run();
@@ -224,7 +247,7 @@ impl<'a> Reader<'a> {
             Some(b'n') => '\n',
             Some(b'r') => '\r',
             Some(b't') => '\t',
-            _ => return Err(self.unexpected()),
+            _ => return Err(self.unexpected("an escape such as \\n or \\u00e9")),
         };
         self.at += 1;
         Ok(c)
@@ -250,8 +273,10 @@ impl<'a> Reader<'a> {
     fn hex4(&mut self) -> Result<u32, JsonError> {
         let mut code = 0;
         for _ in 0..4 {
-            let digit =
-                self.peek().and_then(|b| char::from(b).to_digit(16)).ok_or_else(|| self.unexpected())?;
+            let digit = self
+                .peek()
+                .and_then(|b| char::from(b).to_digit(16))
+                .ok_or_else(|| self.unexpected("four hexadecimal digits"))?;
             code = code * 16 + digit;
             self.at += 1;
         }
@@ -279,12 +304,12 @@ impl<'a> Reader<'a> {
         let rest = &self.text.as_bytes()[self.at..];
         let run = rest.iter().position(|b| !b.is_ascii_digit()).unwrap_or(rest.len());
         self.at += run;
-        if run == 0 { Err(self.unexpected()) } else { Ok(()) }
+        if run == 0 { Err(self.unexpected("a digit")) } else { Ok(()) }
     }
 
-    fn word(&mut self, word: &str, value: Value<'a>) -> Result<Value<'a>, JsonError> {
+    fn word(&mut self, word: &'static str, value: Value<'a>) -> Result<Value<'a>, JsonError> {
         for byte in word.bytes() {
-            self.expect(byte)?;
+            self.expect(byte, word)?;
         }
         Ok(value)
     }
@@ -304,15 +329,16 @@ impl<'a> Reader<'a> {
         found
     }
 
-    fn expect(&mut self, byte: u8) -> Result<(), JsonError> {
-        if self.eat(byte) { Ok(()) } else { Err(self.unexpected()) }
+    fn expect(&mut self, byte: u8, expected: &'static str) -> Result<(), JsonError> {
+        if self.eat(byte) { Ok(()) } else { Err(self.unexpected(expected)) }
     }
 
-    fn unexpected(&self) -> JsonError {
-        self.error(match self.at < self.text.len() {
+    fn unexpected(&self, expected: &'static str) -> JsonError {
+        let kind = match self.at < self.text.len() {
             true => JsonErrorKind::Unexpected,
             false => JsonErrorKind::EndsEarly,
-        })
+        };
+        JsonError { expected, ..self.error(kind) }
     }
 
     fn error(&self, kind: JsonErrorKind) -> JsonError {
@@ -362,7 +388,22 @@ mod tests {
             assert_eq!(refused(text), expected, "{text:?}");
         }
         assert_eq!(refused(b"\"a\xff\""), (NotUtf8, 2));
-        assert_eq!(parse(b"[1,]").unwrap_err().to_string(), "not JSON: unexpected byte at byte 3");
+        let error = parse(b"[1,]").unwrap_err();
+        assert_eq!(error.to_string(), "not JSON: unexpected byte at byte 3");
+        assert_eq!(error.expected(), "a value");
+        for (text, expected) in [
+            ("{\"a\" 1}", "a colon"),
+            ("{\"a\":1 \"b\"", "a comma or }"),
+            ("[1 2]", "a comma or ]"),
+            ("{\"a\":1,}", "a member name in double quotes"),
+            ("{a:1}", "a member name in double quotes, or }"),
+            ("\"a\nb\"", "no bare control character in a string"),
+            ("\"a", "the closing quote of a string"),
+            ("1 2", "the end of the text"),
+            ("trou", "true"),
+        ] {
+            assert_eq!(parse(text.as_bytes()).unwrap_err().expected(), expected, "{text:?}");
+        }
     }
 
     #[test]

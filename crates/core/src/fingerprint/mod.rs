@@ -13,6 +13,7 @@
 
 mod canonical;
 mod definition;
+mod document;
 mod json;
 mod select;
 
@@ -21,6 +22,7 @@ use std::str::FromStr;
 
 pub use canonical::canonical_json;
 pub use definition::{Definition, InvalidDefinition, Material, NAMES_MAX};
+pub use document::{Document, Found, Node};
 pub use json::{DEPTH_MAX, JsonError, JsonErrorKind};
 pub use select::{InvalidPointer, POINTER_BYTES_MAX, Pointer};
 

@@ -42,10 +42,25 @@ impl Pointer {
         self.tokens.is_empty()
     }
 
+    /// To a member of the document itself, whatever is in its name.
+    ///
+    /// # Errors
+    /// [`InvalidPointer::TooLong`].
+    pub fn to_member(name: &str) -> Result<Self, InvalidPointer> {
+        format!("/{}", name.replace('~', "~0").replace('/', "~1")).parse()
+    }
+
     pub(super) fn find<'v, 'a>(&self, root: &'v Value<'a>) -> Option<&'v Value<'a>> {
-        self.tokens.iter().try_fold(root, |value, token| match value {
-            Value::Object(members) => members.iter().find(|m| m.name == **token).map(|m| &m.value),
-            Value::Array(items) => items.get(array_index(token)?),
+        self.locate(root).map(|(value, _)| value)
+    }
+
+    /// The value, and where the name of the innermost member on the way to it stands.
+    pub(super) fn locate<'v, 'a>(&self, root: &'v Value<'a>) -> Option<(&'v Value<'a>, Option<usize>)> {
+        self.tokens.iter().try_fold((root, None), |(value, at), token| match value {
+            Value::Object(members) => {
+                members.iter().find(|m| m.name == **token).map(|m| (&m.value, Some(m.at)))
+            }
+            Value::Array(items) => Some((items.get(array_index(token)?)?, at)),
             _ => None,
         })
     }
