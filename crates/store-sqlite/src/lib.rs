@@ -41,6 +41,7 @@ mod admin;
 mod boot;
 mod claims;
 mod error;
+pub mod file;
 mod open;
 mod purge;
 mod readers;

@@ -171,6 +171,7 @@ pub(crate) struct Identity(Option<(u64, u64)>);
 pub(crate) fn open(options: &Options) -> Result<Opened, Fault> {
     let path = &options.path;
     check_place(path, options.create)?;
+    check_header(path)?;
     open_checked(options).map_err(|fault| match fault.cannot_open() {
         true => unfit("its -wal and -shm cannot be opened: this user must be able to write to its folder"),
         false => fault,
@@ -248,8 +249,8 @@ impl Identity {
     }
 }
 
-/// What can be said before SQLite touches anything.
-fn check_place(path: &Path, create: bool) -> Result<(), Fault> {
+/// What can be said before SQLite touches anything. Makes a missing file where `create` says so.
+pub(crate) fn check_place(path: &Path, create: bool) -> Result<(), Fault> {
     if path.file_name().is_none_or(|name| name == ":memory:") && !path.is_dir() {
         return Err(unfit("a path to a file is needed; for records in memory use the memory store"));
     }
@@ -263,7 +264,7 @@ fn check_place(path: &Path, create: bool) -> Result<(), Fault> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => Err(unfit("it is a folder")),
         Ok(found) if !found.is_file() => Err(unfit("it is not a regular file")),
-        Ok(found) => check_header(path, found.len()),
+        Ok(_) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound && create => create_file(path, folder),
         Err(error) => Err(refused(&error, "the file")),
     }
@@ -289,15 +290,18 @@ fn create_file(path: &Path, folder: &Path) -> Result<(), Fault> {
 }
 
 // SQLite finds this too, but only later and in other words.
-fn check_header(path: &Path, len: u64) -> Result<(), Fault> {
-    if len == 0 {
-        return Ok(());
-    }
-    let mut header = [0; 16];
-    let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut header));
+fn check_header(path: &Path) -> Result<(), Fault> {
+    const MAGIC: [u8; 16] = *b"SQLite format 3\0";
+    let read = fs::File::open(path).and_then(|mut file| {
+        let mut header = MAGIC;
+        if file.metadata()?.len() > 0 {
+            file.read_exact(&mut header)?;
+        }
+        Ok(header)
+    });
     match read {
-        Ok(()) if header == *b"SQLite format 3\0" => Ok(()),
-        Ok(()) => Err(unfit("it is not an SQLite database")),
+        Ok(MAGIC) => Ok(()),
+        Ok(_) => Err(unfit("it is not an SQLite database")),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
             Err(unfit("it is not an SQLite database"))
         }
@@ -336,7 +340,7 @@ fn check_whole(conn: &Connection, path: &Path) -> Result<(), Fault> {
     }
 }
 
-fn use_wal(conn: &Connection, patience: Duration) -> Result<(), Fault> {
+pub(crate) fn use_wal(conn: &Connection, patience: Duration) -> Result<(), Fault> {
     let current: String = conn.query_row("PRAGMA main.journal_mode", [], |row| row.get(0))?;
     if current == "wal" {
         return Ok(());

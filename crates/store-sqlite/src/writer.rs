@@ -14,12 +14,13 @@ use onlyonce_core::{
     ReleaseOutcome, RenewOutcome, StoreError, StoreErrorKind,
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use rusqlite::{Connection, ErrorCode};
+use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use crate::boot::{Now, Timeline};
 use crate::claims;
 use crate::error::Fault;
+use crate::file::begin_immediate;
 use crate::open::{self, Durability, Identity, Options};
 use crate::row::HashText;
 
@@ -86,10 +87,6 @@ const CHORES_MAX: usize = 64;
 
 /// How long a chore rests between its steps while nothing else is to be done: the turn of other processes.
 const CHORE_REST: Duration = Duration::from_millis(2);
-
-/// How long the writer sleeps between two looks at a lock that another process holds.
-const NAP_MIN: Duration = Duration::from_micros(100);
-const NAP_MAX: Duration = Duration::from_millis(1);
 
 /// Serves the queue until it is closed and empty.
 pub(crate) fn run(shared: &Shared, first: Connection) {
@@ -184,7 +181,7 @@ impl Session<'_> {
             Fault::new(StoreErrorKind::Timeout, "a transaction held the database all the time")
         })?;
         self.sync(durable)?;
-        self.begin()?;
+        begin_immediate(self.conn, shared.options.busy_timeout)?;
         let changes = self.conn.total_changes();
         // Read after the lock is held: what was waited counts.
         let done = work(self.conn, &shared.timeline.now()).and_then(|done| {
@@ -200,30 +197,6 @@ impl Session<'_> {
             let _ = self.conn.execute_batch("ROLLBACK");
         }
         done
-    }
-
-    // SQLite's own patience doubles its naps up to a tenth of a second, and a lock that another process takes again and
-    // again is hardly ever free at the end of one. Short naps meet it.
-    fn begin(&self) -> Result<(), Fault> {
-        let patience = self.shared.options.busy_timeout;
-        let mut begin = self.conn.prepare_cached("BEGIN IMMEDIATE")?;
-        self.conn.busy_timeout(Duration::ZERO)?;
-        let (mut waited, mut nap) = (Duration::ZERO, NAP_MIN);
-        let begun = loop {
-            match begin.execute([]) {
-                Err(error)
-                    if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) && waited < patience =>
-                {
-                    std::thread::sleep(nap);
-                    waited += nap;
-                    nap = (nap * 2).min(NAP_MAX);
-                }
-                begun => break begun,
-            }
-        };
-        self.conn.busy_timeout(patience)?;
-        begun?;
-        Ok(())
     }
 
     /// Reads outside any transaction.
