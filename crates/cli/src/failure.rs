@@ -1,11 +1,12 @@
 //! How a command fails: one line on standard error, and an exit code.
 
 use std::error::Error;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::io;
 use std::process::ExitCode;
 
 use onlyonce_core::{InvalidName, StoreError};
+use onlyonce_inbox::{ErrorKind, InboxError};
 
 /// Why a command did not do what it was asked.
 #[derive(Debug)]
@@ -18,6 +19,10 @@ pub(crate) enum Failure {
     Found,
     /// Nobody answers where a check was to send. Exit code 3.
     Unreachable(String),
+    /// A message, a table or a file is not what it must be. Exit code 65, as `EX_DATAERR`.
+    Data(String),
+    /// Nothing was changed, and the next try may succeed. Exit code 75, as `EX_TEMPFAIL`.
+    Transient(String),
     /// The store, a file or the terminal failed. Exit code 74, as `EX_IOERR` of sysexits.
     Io(String),
     /// Whoever read our output has had enough: not a failure.
@@ -32,21 +37,38 @@ impl Failure {
 
     /// Prints the line and gives the exit code.
     pub(crate) fn report(self) -> ExitCode {
-        let (message, code) = match self {
-            Self::Refused(message) => (message, 1),
-            Self::Usage(message) => (message, 2),
-            Self::Io(message) => (message, 74),
-            Self::Unreachable(message) => (message, 3),
+        let code = match self {
+            Self::Refused(_) => 1,
+            Self::Usage(_) => 2,
+            Self::Data(_) => 65,
+            Self::Transient(_) => 75,
+            Self::Io(_) => 74,
+            Self::Unreachable(_) => 3,
             Self::Found => return ExitCode::from(1),
             Self::ReaderGone => return ExitCode::SUCCESS,
         };
-        eprintln!("error: {message}");
+        eprintln!("error: {self}");
         ExitCode::from(code)
     }
 }
 
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Refused(message)
+            | Self::Usage(message)
+            | Self::Data(message)
+            | Self::Transient(message)
+            | Self::Unreachable(message)
+            | Self::Io(message) => message,
+            Self::Found => "a promise does not hold",
+            Self::ReaderGone => "nobody reads the output",
+        })
+    }
+}
+
 // The error and each of its causes.
-fn chain(error: &(dyn Error + 'static)) -> String {
+pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut message = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
@@ -59,6 +81,17 @@ fn chain(error: &(dyn Error + 'static)) -> String {
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
         Self::Io(chain(&error))
+    }
+}
+
+impl From<InboxError> for Failure {
+    fn from(error: InboxError) -> Self {
+        let message = chain(&error);
+        match error.kind() {
+            ErrorKind::Data => Self::Data(message),
+            ErrorKind::Io => Self::Io(message),
+            ErrorKind::Transient => Self::Transient(message),
+        }
     }
 }
 

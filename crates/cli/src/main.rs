@@ -7,8 +7,11 @@ mod output;
 mod store_url;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
+
+use crate::failure::Failure;
 
 /// Send it twice, it happens only once.
 #[derive(Debug, Parser)]
@@ -16,16 +19,19 @@ use clap::{Parser, Subcommand};
 #[command(after_help = "\
 Exit codes:
   0   done
-  1   refused or not found: nothing was changed; or a check found a promise that does not hold
+  1   refused or not found: nothing was changed; a check found a promise that does not hold; some messages of a load failed
   2   the command line is wrong
   3   the API that was to be checked cannot be reached
+  65  a message, a table or a file is not what it must be
   74  the store, a file or the terminal failed
+  75  busy, or a failure that passes: nothing was changed, run it again
 
 Examples:
   onlyonce demo
   onlyonce serve --listen 127.0.0.1:8080 --upstream http://127.0.0.1:3000
   onlyonce keys list --state unknown --store sqlite:onlyonce.db
   onlyonce check http://127.0.0.1:8130/pay --body '{\"amount\":100}'
+  onlyonce inbox load inbox.db messages/
   onlyonce explain outcome-unknown
   onlyonce completions bash > /etc/bash_completion.d/onlyonce")]
 struct Cli {
@@ -39,16 +45,23 @@ enum Command {
     Check(Box<commands::check::Check>),
     Demo(commands::demo::Demo),
     Keys(commands::keys::Keys),
+    Inbox(commands::inbox::InboxCommand),
     Explain(commands::explain::Explain),
     Completions(commands::completions::Completions),
 }
 
 fn main() -> ExitCode {
+    // Past a limit on the size of files a write fails, as on a full disk, and is told as one; unheeded, the signal kills.
+    let heeded = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
+    if let Err(error) = heeded {
+        return Failure::io("signals", &error).report();
+    }
     let result = match Cli::parse().command {
         Command::Serve(command) => command.run(),
         Command::Check(command) => command.run(),
         Command::Demo(command) => command.run(),
         Command::Keys(command) => command.run(),
+        Command::Inbox(command) => command.run(),
         Command::Explain(command) => command.run(),
         Command::Completions(command) => command.run(),
     };

@@ -8,7 +8,9 @@ pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod explain;
+pub(crate) mod inbox;
 pub(crate) mod keys;
+mod operator;
 pub(crate) mod serve;
 mod units;
 

@@ -20,7 +20,8 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("onlyonce-store-mysql", &["onlyonce-core", "onlyonce-batch"]),
     ("onlyonce-store-redis", &["onlyonce-core"]),
     ("onlyonce-http", &["onlyonce-core", "onlyonce-engine"]),
-    ("onlyonce-inbox", &["onlyonce-core", "onlyonce-engine"]),
+    // Its tables live in a file of SQLite: it has the driver from the store, and the store's checks of the place.
+    ("onlyonce-inbox", &["onlyonce-core", "onlyonce-store-sqlite"]),
     ("onlyonce-gateway", &["onlyonce-core", "onlyonce-engine", "onlyonce-http"]),
     // A stranger to the product that it tests.
     ("onlyonce-check", &[]),

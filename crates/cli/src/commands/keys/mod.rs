@@ -15,6 +15,7 @@ use onlyonce_core::{
     Key, ListQuery, OperationId, OperatorAction, OperatorOutcome, RecordView, Scope, StoreAdmin,
 };
 
+use super::operator::{one_line, user_name};
 use crate::failure::Failure;
 use crate::output;
 
@@ -165,28 +166,4 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
         span if span > MAX => Err("the limit is ten years".into()),
         span => Ok(span),
     }
-}
-
-// Bounded, since it is stored for good.
-fn one_line(text: &str) -> Result<String, String> {
-    const BYTES_MAX: usize = 1000;
-    let text = text.trim();
-    if text.is_empty() {
-        return Err("must not be empty".into());
-    }
-    if text.len() > BYTES_MAX {
-        return Err(format!("{} bytes long, the limit is {BYTES_MAX}", text.len()));
-    }
-    match text.contains(char::is_control) {
-        true => Err("must be one line without control characters".into()),
-        false => Ok(text.into()),
-    }
-}
-
-fn user_name() -> String {
-    ["USER", "LOGNAME"]
-        .iter()
-        .filter_map(|name| std::env::var(name).ok())
-        .find_map(|name| one_line(&name).ok())
-        .unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
 }

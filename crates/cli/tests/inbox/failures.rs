@@ -1,0 +1,120 @@
+//! Databases that are busy, full, read-only, or none.
+
+use std::time::Duration;
+
+use crate::{Fixture, exists, message};
+
+#[test]
+fn busy_past_the_wait_is_75_and_nothing_is_changed() {
+    for mode in ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"] {
+        let inbox = Fixture::new();
+        inbox.apply(&message("M1", 1), &[]).ok();
+        let other = inbox.db();
+        other.execute_batch(mode).unwrap();
+        for wait in ["100ms", "100"] {
+            inbox
+                .apply(&message("M2", 1), &["--busy-timeout", wait])
+                .failed(75, "another process held it for 100 ms");
+        }
+        inbox
+            .run(&["load", "inbox.db", "message.json", "--busy-timeout", "100ms"])
+            .failed(75, "run it again");
+        inbox.run(&["purge", "inbox.db", "1", "--busy-timeout", "100ms"]).failed(75, "busy");
+        other.execute_batch("ROLLBACK").unwrap();
+        assert_eq!(inbox.log().len(), 1);
+        assert_eq!(inbox.apply(&message("M2", 1), &[]).ok().line(0), "applied");
+    }
+}
+
+#[test]
+fn a_lock_that_is_freed_in_time_is_waited_for() {
+    let inbox = Fixture::new();
+    inbox.apply(&message("M1", 1), &[]).ok();
+    let other = inbox.db();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| inbox.apply(&message("M2", 1), &["--busy-timeout", "60s"]));
+        std::thread::sleep(Duration::from_millis(300));
+        other.execute_batch("COMMIT").unwrap();
+        assert_eq!(waiting.join().unwrap().ok().line(0), "applied");
+    });
+}
+
+#[test]
+fn a_full_database_is_74_and_stays_as_it_was() {
+    let inbox = Fixture::new();
+    inbox.apply(&message("M1", 1), &[]).ok();
+    let text = "x".repeat(200);
+    for number in 0..200 {
+        inbox.write(&format!("in/{number:03}.json"), message(&format!("{text}{number}"), 1));
+    }
+    // As on a full disk, writes past the limit fail.
+    let limit = "ulimit -f 40; exec \"$0\" inbox load inbox.db in";
+    let run = std::process::Command::new("sh")
+        .args(["-c", limit, env!("CARGO_BIN_EXE_onlyonce")])
+        .current_dir(inbox.folder.path())
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&run.stderr);
+    assert_eq!(run.status.code(), Some(74), "{stderr}");
+    assert!(stderr.contains("inbox.db"), "{stderr}");
+    assert_eq!(inbox.sql::<String>("PRAGMA integrity_check"), "ok");
+    assert_eq!(inbox.log().len(), 1);
+    let run = inbox.run(&["load", "inbox.db", "in"]).ok();
+    assert_eq!(run.stdout, "files=200 applied=200 duplicates=0 conflicts=0 failed=0 rows=201\n");
+}
+
+#[test]
+fn a_folder_a_text_and_a_missing_file_are_no_database() {
+    let inbox = Fixture::new();
+    inbox.write("m.json", message("M1", 1));
+    inbox.write("folder/x", "");
+    inbox.write("notes.txt", "these are my notes, and not a database ".repeat(100));
+    inbox.write("short.txt", "short");
+    inbox.run(&["apply", "folder", "m.json"]).failed(74, "it is a folder");
+    inbox.run(&["apply", "nowhere/inbox.db", "m.json"]).failed(74, "folders are not created");
+    inbox.run(&["apply", "inbox.db", "folder"]).failed(74, "folder");
+    for text in ["notes.txt", "short.txt"] {
+        let before = std::fs::read(inbox.path(text)).unwrap();
+        inbox.run(&["apply", text, "m.json"]).failed(65, "not an SQLite database");
+        inbox.run(&["duplicates", text]).failed(65, "not an SQLite database");
+        assert_eq!(std::fs::read(inbox.path(text)).unwrap(), before);
+    }
+    for command in [
+        &["purge", "inbox.db", "30"][..],
+        &["duplicates", "inbox.db"],
+        &["show", "inbox.db", "M1"],
+        &["forget", "inbox.db", "M1", "--reason", "r"],
+    ] {
+        inbox.run(command).failed(74, "inbox.db");
+        assert!(!exists(&inbox.path("inbox.db")), "{command:?}");
+    }
+    // A database without the table is not given one by a look.
+    inbox.execute("CREATE TABLE orders (id)");
+    inbox.run(&["duplicates", "inbox.db"]).failed(65, "holds no table inbox_log");
+    inbox.run(&["purge", "inbox.db", "1"]).failed(65, "holds no table inbox_log");
+    inbox.run(&["forget", "inbox.db", "M1", "--reason", "r"]).failed(65, "holds no table inbox_log");
+}
+
+#[test]
+fn wrong_command_lines_are_2() {
+    let inbox = Fixture::new();
+    for (args, part) in [
+        (&["purge", "inbox.db", "-1"][..], "-1"),
+        (&["purge", "inbox.db", "soon"], "a number of days"),
+        (&["purge", "inbox.db", "NaN"], "a number of days"),
+        (&["purge", "inbox.db", "inf"], "a number of days"),
+        (&["purge", "inbox.db"], "DAYS"),
+        (&["apply", "inbox.db"], "JSON"),
+        (&["apply", "inbox.db", "m.json", "--via", "pigeon"], "pigeon"),
+        (&["apply", "inbox.db", "m.json", "--busy-timeout", "soon"], "--busy-timeout"),
+        (&["race", "inbox.db", "m.json", "--attempts", "0"], "--attempts"),
+        (&["race", "inbox.db", "-"], "a race needs a file"),
+        (&["forget", "inbox.db", "M1"], "--reason"),
+        (&["forget", "inbox.db", "M1", "--reason", " "], "must not be empty"),
+        (&["duplicates", "inbox.db", "--json", "--csv"], "--csv"),
+    ] {
+        inbox.run(args).failed(2, part);
+    }
+    assert!(!exists(&inbox.path("inbox.db")));
+}

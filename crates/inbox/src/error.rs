@@ -1,0 +1,153 @@
+//! What can go wrong, and whether it is worth trying again.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use onlyonce_core::StoreError;
+use onlyonce_store_sqlite::rusqlite::{self, ErrorCode};
+
+/// Why a message was not received, or a command not done. The database is as it was before.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InboxError {
+    /// The message cannot be taken as it is.
+    #[error(transparent)]
+    BadData(#[from] BadData),
+    /// The database's table or the file itself is not fit for an inbox.
+    #[error("{}: {reason}", path.display())]
+    Unfit {
+        /// The database.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+    /// The table's own constraints do not take the message.
+    #[error("{source_name}: the table inbox_log does not take it: {reason}")]
+    Constraint {
+        /// Where the message came from.
+        source_name: String,
+        /// What SQLite said.
+        reason: String,
+    },
+    /// Another process held the database all the time. Safe to run again.
+    #[error("{}: busy: another process held it for {}; nothing was changed, run it again", path.display(), waited(*patience))]
+    Busy {
+        /// The database.
+        path: PathBuf,
+        /// How long was waited.
+        patience: Duration,
+    },
+    /// The file was being written whenever it was read. Safe to run again.
+    #[error("{}: it is still being written: it changed during each of {tries} reads; run it again when it is complete", path.display())]
+    Changing {
+        /// The file.
+        path: PathBuf,
+        /// How often it was read.
+        tries: u32,
+    },
+    /// The work did not come to an end that may be recorded. Safe to run again.
+    #[error("{source_name}: {reason}")]
+    Transient {
+        /// Where the message came from.
+        source_name: String,
+        /// What happened.
+        reason: String,
+    },
+    /// The database could not be read or written.
+    #[error("{}: {doing}", path.display())]
+    Database {
+        /// The database.
+        path: PathBuf,
+        /// What was being done.
+        doing: &'static str,
+        /// What SQLite said.
+        source: rusqlite::Error,
+    },
+    /// The database cannot be used where it is.
+    #[error(transparent)]
+    Place(#[from] StoreError),
+    /// A file could not be read or written.
+    #[error("{}: {doing}", path.display())]
+    File {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was being done.
+        doing: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// What a caller can do about an [`InboxError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The data is wrong, and stays so: the message, the table, or the file that should be a database.
+    Data,
+    /// Input or output failed.
+    Io,
+    /// Nothing was changed, and the next try may succeed.
+    Transient,
+}
+
+/// A message that cannot be taken: where in its file, and what was expected there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadData {
+    /// The file, or `stdin`.
+    pub source_name: String,
+    /// The line, from 1.
+    pub line: u64,
+    /// The character in the line, from 1.
+    pub column: u64,
+    /// What was expected and what was found.
+    pub reason: String,
+}
+
+impl fmt::Display for BadData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}: {}", self.source_name, self.line, self.column, self.reason)
+    }
+}
+
+impl std::error::Error for BadData {}
+
+impl InboxError {
+    /// What can be done about it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::BadData(_) | Self::Unfit { .. } | Self::Constraint { .. } => ErrorKind::Data,
+            Self::Busy { .. } | Self::Changing { .. } | Self::Transient { .. } => ErrorKind::Transient,
+            Self::Database { .. } | Self::Place(_) | Self::File { .. } => ErrorKind::Io,
+        }
+    }
+
+    /// Of a file or folder.
+    pub(crate) fn file(path: &Path, doing: &'static str, source: io::Error) -> Self {
+        Self::File { path: path.into(), doing, source }
+    }
+
+    /// Of the database, told apart by what SQLite says.
+    pub(crate) fn database(
+        path: &Path,
+        patience: Duration,
+        doing: &'static str,
+        source: rusqlite::Error,
+    ) -> Self {
+        let path = path.to_owned();
+        match source.sqlite_error_code() {
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::Busy { path, patience },
+            Some(ErrorCode::NotADatabase) => {
+                Self::Unfit { path, reason: "it is not an SQLite database".into() }
+            }
+            _ => Self::Database { path, doing, source },
+        }
+    }
+}
+
+fn waited(patience: Duration) -> String {
+    match patience.subsec_millis() {
+        0 => format!("{} s", patience.as_secs()),
+        _ => format!("{} ms", patience.as_millis()),
+    }
+}
