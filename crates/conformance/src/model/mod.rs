@@ -6,6 +6,7 @@ mod history;
 mod invariants;
 mod spec;
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::Ordering;
 
 use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
@@ -33,7 +34,7 @@ pub fn check<S: Subject>(factory: impl AsyncFn() -> S, histories: u32) {
     };
     let config = Config {
         cases: histories,
-        max_global_rejects: histories,
+        max_global_rejects: histories * 4,
         max_shrink_iters: if traits.time == Time::Told { 2000 } else { 20 },
         failure_persistence: None,
         ..Config::default()
@@ -50,19 +51,21 @@ pub fn check<S: Subject>(factory: impl AsyncFn() -> S, histories: u32) {
     );
     let result = TestRunner::new(config).run(&strategy, |(spec, history, seen)| {
         let harness = harness();
-        runtime.block_on(Box::pin(async {
-            let mut run = driver::Run::new(&harness, spec);
-            for step in &history {
-                if let Some(seen) = &seen {
-                    seen.fetch_add(1, Ordering::SeqCst);
-                }
-                run.step(step).await;
-                if run.is_late() {
-                    return Err(TestCaseError::reject("the machine is too busy for real time"));
-                }
+        let mut run = driver::Run::new(&harness, spec);
+        for step in &history {
+            if let Some(seen) = &seen {
+                seen.fetch_add(1, Ordering::SeqCst);
             }
-            Ok(())
-        }))
+            let taken = catch_unwind(AssertUnwindSafe(|| runtime.block_on(Box::pin(run.step(step)))));
+            // Late within the step is late too: what it saw is of another moment than the model's.
+            if run.is_late() {
+                return Err(TestCaseError::reject("the machine is too busy for real time"));
+            }
+            if let Err(failed) = taken {
+                resume_unwind(failed);
+            }
+        }
+        Ok(())
     });
     match result {
         Ok(()) => {}

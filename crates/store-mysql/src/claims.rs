@@ -1,0 +1,287 @@
+//! What the operations of a batch do in the usual case: one statement for all of a kind, a transaction of its own.
+//!
+//! Whatever is not usual (a takeover, an expired record, somebody's lock) is left for [`locked`](crate::locked), where the
+//! rows are locked, read, decided on and written.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use mysql_async::Value;
+use onlyonce_batch::{Answer, Ask, Job};
+use onlyonce_core::{
+    Acquire, ClaimOutcome, ClaimRequest, Clock, CompleteOutcome, Completion, Decision, Lease, LeaseToken,
+    OnLeaseEnd, OperationId, Origin, Record, ReleaseOutcome, RenewOutcome, State, StoredReply, SystemClock,
+    decide,
+};
+
+use crate::error::Fault;
+use crate::row::{Row, columns, policy_text, us, wall};
+use crate::schema::Tables;
+use crate::session::Session;
+use crate::sql::Sql;
+
+/// The answer to each job of a kind; `None` where it is not the usual case and nothing was done.
+pub(crate) type Usual = Vec<Option<Result<Answer, Fault>>>;
+
+/// Prepared statements have one of these numbers of rows: a statement for each number would be too many to keep.
+const SIZES: [usize; 16] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
+
+/// Fresh claims are inserted. What was there already is read and decided on.
+pub(crate) async fn claim(
+    session: &mut Session<'_>,
+    tables: &Tables,
+    jobs: &[(&Job, &ClaimRequest)],
+    prepare: bool,
+) -> Result<Usual, Fault> {
+    let sent_at = SystemClock.boot();
+    // An INSERT IGNORE would ignore more than duplicates. `attempt = attempt` changes nothing, and is not counted.
+    let mut sql = Sql::new(format!(
+        "INSERT INTO {} (scope, `key`, request_hash, status, locked_until, created_at, claimed_at, token, attempt, \
+         on_lease_end, origin) VALUES ",
+        tables.keys
+    ));
+    for (n, (job, request)) in padded(jobs, prepare).enumerate() {
+        let operation = job.operation();
+        sql.push(if n == 0 { "(" } else { ", (" });
+        sql.value(operation.scope().as_str()).push(", ").value(operation.key().as_str()).push(", ");
+        sql.value(operation.fingerprint().to_string()).push(", 'in_progress', SYSDATE(6) + INTERVAL ");
+        sql.value(us(request.lease)).push(" MICROSECOND, SYSDATE(6), SYSDATE(6), ");
+        sql.value(&request.token.as_bytes()[..]).push(", 1, ");
+        sql.value(policy_text(request.on_lease_end)).push(", ");
+        sql.value(operation.origin().map(Origin::as_str)).push(")");
+    }
+    sql.push(" ON DUPLICATE KEY UPDATE attempt = attempt");
+    if session.change(sql).await?.rows == jobs.len() as u64 {
+        return Ok(jobs.iter().map(|(_, request)| Some(Ok(acquired(request, 1)))).collect());
+    }
+    let found = find(session, tables, jobs.iter().map(|(job, _)| job.id())).await?;
+    let since_sent = SystemClock.boot().saturating_sub(sent_at);
+    Ok(jobs
+        .iter()
+        .map(|(job, request)| match found.get(job.id())? {
+            Err(fault) => Some(Err(fault.clone())),
+            Ok(row) => match decide(Some(&row.record), job.operation().fingerprint(), request) {
+                Decision::Answer(answer) => Some(Ok(Answer::Claim(answer))),
+                // Written by this statement, or by an earlier try a moment ago: it lasts as long as it must, counted
+                // from before this one was sent.
+                Decision::Acquire { attempt, how: Acquire::Reentrant }
+                    if lease_left(&row.record) + since_sent >= request.lease =>
+                {
+                    Some(Ok(acquired(request, attempt)))
+                }
+                Decision::Acquire { .. } => None,
+            },
+        })
+        .collect())
+}
+
+/// Owned records are completed, and lost ones written anew, by one statement. It tells the time that it wrote.
+pub(crate) async fn complete(
+    session: &mut Session<'_>,
+    tables: &Tables,
+    jobs: &[(&Job, &Completion, &Vec<u8>)],
+    prepare: bool,
+) -> Result<Usual, Fault> {
+    let mut sql = Sql::new(format!(
+        "INSERT INTO {} (scope, `key`, request_hash, status, response_code, response_headers, response_body, origin, \
+         token, attempt, on_lease_end, locked_until, created_at, claimed_at, completed_at, expires_at) VALUES ",
+        tables.keys
+    ));
+    // Unlike SYSDATE it is one time for all rows of the statement, which is told back with its answer. It stands still
+    // while the statement waits, but nothing here is waited for.
+    const NOW: &str = "UTC_TIMESTAMP(6)";
+    for (n, (job, completion, head)) in padded(jobs, prepare).enumerate() {
+        let operation = job.operation();
+        sql.push(if n == 0 { "(" } else { ", (" });
+        sql.value(operation.scope().as_str()).push(", ").value(operation.key().as_str()).push(", ");
+        sql.value(operation.fingerprint().to_string()).push(", 'completed', ");
+        sql.value(completion.reply.status()).push(", ").value(head.as_slice()).push(", ");
+        sql.value(&completion.reply.body()[..]).push(", ");
+        sql.value(operation.origin().map(Origin::as_str)).push(", ");
+        sql.value(&completion.token.as_bytes()[..]).push(", ").value(completion.attempt).push(", 'hold', ");
+        sql.push(match n {
+            0 => {
+                "TIMESTAMPADD(MICROSECOND, LAST_INSERT_ID(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))), \
+                 '1970-01-01')"
+            }
+            _ => NOW,
+        });
+        for _ in 0..3 {
+            sql.push(", ").push(NOW);
+        }
+        sql.push(", ").push(NOW).push(" + INTERVAL ").value(us(completion.retention)).push(" MICROSECOND)");
+    }
+    sql.push(" ON DUPLICATE KEY UPDATE ");
+    // From left to right, each seeing what came before: the status last.
+    for (n, column) in
+        ["response_code", "response_headers", "response_body", "completed_at", "expires_at", "status"]
+            .iter()
+            .enumerate()
+    {
+        sql.push(if n == 0 { "" } else { ", " });
+        sql.push(&format!(
+            "{column} = IF(token = VALUES(token) AND status IN ('in_progress', 'unknown'), VALUES({column}), {column})"
+        ));
+    }
+    let changed = session.change(sql).await?;
+    let at_us = changed.told.and_then(|us| i64::try_from(us).ok()).unwrap_or(0);
+    let stored = |job: &Job, completion: &Completion| StoredReply {
+        reply: completion.reply.clone(),
+        completed_at: wall(at_us),
+        expires_at: wall(at_us.saturating_add_unsigned(us(completion.retention))),
+        remaining: completion.retention,
+        // An owner completes the operation that it claimed, so its origin is the record's.
+        origin: job.operation().origin().cloned(),
+    };
+    // A changed row counts two, an inserted one counts one, any other none.
+    if at_us > 0 && changed.rows == 2 * jobs.len() as u64 {
+        let all = jobs.iter().map(|(job, completion, _)| CompleteOutcome::Stored(stored(job, completion)));
+        return Ok(all.map(|outcome| Some(Ok(Answer::Complete(outcome)))).collect());
+    }
+    let found = find(session, tables, jobs.iter().map(|(job, ..)| job.id())).await?;
+    Ok(jobs
+        .iter()
+        .map(|(job, completion, _)| match found.get(job.id())? {
+            Err(fault) => Some(Err(fault.clone())),
+            Ok(row) => match &row.record.state {
+                // Ours, of this moment: what was stored before has an earlier time.
+                State::Completed { token, stored: found } if *token == completion.token => {
+                    let outcome = match found.completed_at == wall(at_us) {
+                        false => CompleteOutcome::AlreadyStored(found.clone()),
+                        true if row.created_us == at_us => {
+                            CompleteOutcome::StoredAnew(stored(job, completion))
+                        }
+                        true => CompleteOutcome::Stored(stored(job, completion)),
+                    };
+                    (!row.record.is_expired()).then_some(Ok(Answer::Complete(outcome)))
+                }
+                _ => None,
+            },
+        })
+        .collect())
+}
+
+/// Leases of one length start anew.
+pub(crate) async fn renew(
+    session: &mut Session<'_>,
+    tables: &Tables,
+    jobs: &[&Job],
+    lease: Duration,
+) -> Result<Usual, Fault> {
+    let mut sql = Sql::new(format!(
+        "UPDATE {} FORCE INDEX (PRIMARY) SET status = 'in_progress', locked_until = SYSDATE(6) + INTERVAL ",
+        tables.keys
+    ));
+    sql.value(us(lease)).push(" MICROSECOND WHERE ");
+    push_owned(&mut sql, jobs);
+    all_or_none(session, sql, jobs, &Answer::Renew(RenewOutcome::Renewed)).await
+}
+
+/// Leases end now, and nobody may run the operations again.
+pub(crate) async fn mark_unknown(
+    session: &mut Session<'_>,
+    tables: &Tables,
+    jobs: &[&Job],
+) -> Result<Usual, Fault> {
+    let mut sql = Sql::new(format!(
+        "UPDATE {} FORCE INDEX (PRIMARY) SET status = 'unknown', locked_until = LEAST(locked_until, SYSDATE(6)) WHERE ",
+        tables.keys
+    ));
+    push_owned(&mut sql, jobs);
+    all_or_none(session, sql, jobs, &Answer::Release(ReleaseOutcome::Applied)).await
+}
+
+/// Owned records go.
+pub(crate) async fn release(
+    session: &mut Session<'_>,
+    tables: &Tables,
+    jobs: &[&Job],
+) -> Result<Usual, Fault> {
+    let mut sql = Sql::new(format!("DELETE FROM k USING {} AS k FORCE INDEX (PRIMARY) WHERE ", tables.keys));
+    push_owned(&mut sql, jobs);
+    all_or_none(session, sql, jobs, &Answer::Release(ReleaseOutcome::Applied)).await
+}
+
+// When all were changed, each was. Else it is not known which; to do it once more changes nothing.
+async fn all_or_none(
+    session: &mut Session<'_>,
+    sql: Sql,
+    jobs: &[&Job],
+    answer: &Answer,
+) -> Result<Usual, Fault> {
+    let all = session.change(sql).await?.rows == jobs.len() as u64;
+    Ok(jobs.iter().map(|_| all.then(|| Ok(answer.clone()))).collect())
+}
+
+/// Reads the records of these operations, without locks.
+pub(crate) async fn find<'j>(
+    session: &mut Session<'_>,
+    tables: &Tables,
+    ids: impl Iterator<Item = &'j OperationId>,
+) -> Result<HashMap<OperationId, Result<Row, Fault>>, Fault> {
+    let mut sql = Sql::new(format!(
+        "SELECT {} FROM {} FORCE INDEX (PRIMARY) WHERE ",
+        columns(crate::row::NOW, true),
+        tables.keys
+    ));
+    push_ids(&mut sql, ids);
+    session.rows(&sql).await?.into_iter().map(by_id).collect()
+}
+
+/// A row by the operation it is of, whether it can be read or not.
+pub(crate) fn by_id(row: mysql_async::Row) -> Result<(OperationId, Result<Row, Fault>), Fault> {
+    let cells: Vec<Option<Value>> = (0..2).map(|n| row.as_ref(n).cloned()).collect();
+    let id = crate::row::Cells(cells.into_iter()).id()?;
+    Ok((id, Row::read(row)))
+}
+
+/// The condition that a row is of one of these operations.
+pub(crate) fn push_ids<'j>(sql: &mut Sql, ids: impl Iterator<Item = &'j OperationId>) {
+    for (n, id) in ids.enumerate() {
+        sql.push(if n == 0 { "((scope = " } else { " OR (scope = " }).value(id.scope.as_str());
+        sql.push(" AND `key` = ").value(id.key.as_str()).push(")");
+    }
+    sql.push(")");
+}
+
+// The usual case of every owner's operation: its token, and not completed.
+fn push_owned(sql: &mut Sql, jobs: &[&Job]) {
+    for (n, job) in jobs.iter().enumerate() {
+        let Some(token) = token_of(job) else { continue };
+        sql.push(if n == 0 { "((scope = " } else { " OR (scope = " }).value(job.id().scope.as_str());
+        sql.push(" AND `key` = ").value(job.id().key.as_str());
+        sql.push(" AND token = ").value(&token.as_bytes()[..]).push(")");
+    }
+    sql.push(") AND status IN ('in_progress', 'unknown')");
+}
+
+fn token_of(job: &Job) -> Option<LeaseToken> {
+    match job.ask() {
+        Ask::Renew { token, .. } | Ask::Release(token) | Ask::MarkUnknown(token) => Some(*token),
+        Ask::Claim(_) | Ask::Complete { .. } => None,
+    }
+}
+
+// The last one again and again, up to one of the sizes: the second time it changes nothing, and is not counted.
+fn padded<T: Copy>(jobs: &[T], pad: bool) -> impl Iterator<Item = T> {
+    let size = match pad {
+        true => SIZES.iter().copied().find(|size| *size >= jobs.len()).unwrap_or(jobs.len()),
+        false => jobs.len(),
+    };
+    let last = jobs.last().copied();
+    (0..size).filter_map(move |n| jobs.get(n).copied().or(last))
+}
+
+fn acquired(request: &ClaimRequest, attempt: u32) -> Answer {
+    Answer::Claim(ClaimOutcome::Acquired(Lease { token: request.token, attempt, duration: request.lease }))
+}
+
+fn lease_left(record: &Record) -> Duration {
+    match record.state {
+        State::InProgress { lease: onlyonce_core::LeaseView::Left(left), .. } => left,
+        _ => Duration::ZERO,
+    }
+}
+
+/// The policy of a record that was written anew: whoever lost it may not be there any more.
+pub(crate) const ANEW: OnLeaseEnd = OnLeaseEnd::Hold;
