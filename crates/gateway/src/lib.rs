@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`run`](mod@run) | [`run()`]: the gateway as a whole; [`engine`]: its engine |
 //! | [`options`] | [`GatewayOptions`]: addresses, times and limits |
+//! | [`routes`] | [`Routes`]: which requests are guarded, and why |
 //! | [`server`] | [`serve`]: listener, connections, graceful shutdown |
 //! | [`proxy`] | [`ProxyService`]: forwards one request to the upstream, and tells the layer when it failed |
 //! | [`body`] | [`UpstreamBody`]: a response body, streamed |
@@ -31,6 +32,7 @@
 pub mod body;
 pub mod options;
 pub mod proxy;
+pub mod routes;
 pub mod run;
 pub mod server;
 
@@ -46,5 +48,6 @@ mod upstream;
 pub use body::UpstreamBody;
 pub use options::{GatewayOptions, InvalidUpstream, UpstreamUrl};
 pub use proxy::ProxyService;
+pub use routes::{InvalidRoute, RoutePattern, Routes};
 pub use run::{engine, run};
 pub use server::{Drained, Peer, serve};
