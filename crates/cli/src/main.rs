@@ -56,7 +56,11 @@ fn main() -> ExitCode {
     if let Err(error) = heeded {
         return Failure::io("signals", &error).report();
     }
-    let result = match Cli::parse().command {
+    let args = match commands::serve::with_file(std::env::args_os().collect(), &command_line()) {
+        Ok(args) => args,
+        Err(failure) => return failure.report(),
+    };
+    let result = match Cli::parse_from(args).command {
         Command::Serve(command) => command.run(),
         Command::Check(command) => command.run(),
         Command::Demo(command) => command.run(),

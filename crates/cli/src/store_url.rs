@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use onlyonce_core::{MemoryStore, Store, StoreAdmin};
+use onlyonce_core::{MemoryStore, StoreAdmin};
 use onlyonce_store_sqlite::{Durability, SqliteStore};
 
 use crate::failure::Failure;
@@ -97,7 +97,7 @@ impl StoreArg {
     ///
     /// # Errors
     /// [`Failure::Usage`] on a wrong URL, [`Failure::Io`] on a store that is not fit.
-    pub(crate) async fn open(&self) -> Result<Arc<dyn Store>, Failure> {
+    pub(crate) async fn open(&self) -> Result<Arc<dyn StoreAdmin>, Failure> {
         match StoreUrl::parse(&self.store)? {
             StoreUrl::Sqlite(path, durability) => {
                 Ok(Arc::new(SqliteStore::options(path).durability(durability).open().await?))

@@ -5,6 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, Version, request};
@@ -16,6 +17,7 @@ use onlyonce_http::{Code, DocsUrl, Problem};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
+use crate::counters::OpenRequest;
 use crate::exchange::Phase;
 use crate::forward;
 use crate::options::GatewayOptions;
@@ -29,11 +31,13 @@ pub(crate) struct Admission<S> {
     service: TowerToHyperService<S>,
     peer: Peer,
     limits: Arc<Limits>,
+    crowded: bool,
 }
 
 impl<S> Admission<S> {
-    pub(crate) fn new(service: S, peer: Peer, limits: Arc<Limits>) -> Self {
-        Self { service: TowerToHyperService::new(service), peer, limits }
+    /// For a crowded connection there is no place: all it gets is an answer that says so.
+    pub(crate) fn new(service: S, peer: Peer, limits: Arc<Limits>, crowded: bool) -> Self {
+        Self { service: TowerToHyperService::new(service), peer, limits, crowded }
     }
 
     pub(crate) fn peer(&self) -> &Peer {
@@ -44,6 +48,7 @@ impl<S> Admission<S> {
 /// What a request is held to beyond HTTP.
 #[derive(Debug)]
 pub(crate) struct Limits {
+    requests_max: usize,
     head_bytes_max: usize,
     headers_max: usize,
     docs: Option<DocsUrl>,
@@ -62,19 +67,25 @@ where
         self.peer.exchange().begin(request.version());
         let (head, body) = request.into_parts();
         let peer = self.peer.clone();
-        let admitted = forward::admit(&head).and_then(|()| self.limits.admit(&head));
+        let open = peer.counters().request(self.limits.requests_max).filter(|_| !self.crowded);
+        let admitted = match &open {
+            None => Err(Problem::new(Code::Overloaded).retry_after(Duration::from_secs(1))),
+            Some(_) => forward::admit(&head).and_then(|()| self.limits.admit(&head)),
+        };
         if let Err(problem) = admitted {
+            peer.counters().problem(problem.code());
             return Admitted::Refused { problem: Some(problem), limits: self.limits.clone(), peer };
         }
         request = Request::from_parts(head, body);
         request.extensions_mut().insert(self.peer.clone());
-        Admitted::Served { future: hyper::service::Service::call(&self.service, request), peer }
+        Admitted::Served { future: hyper::service::Service::call(&self.service, request), peer, open }
     }
 }
 
 impl Limits {
     pub(crate) fn new(options: &GatewayOptions) -> Self {
         Self {
+            requests_max: options.max_requests,
             head_bytes_max: options.max_header_bytes,
             headers_max: options.max_headers,
             docs: options.docs_url.clone(),
@@ -99,7 +110,7 @@ impl Limits {
 pin_project! {
     #[project = AdmittedProjected]
     pub(crate) enum Admitted<F> {
-        Served { #[pin] future: F, peer: Peer },
+        Served { #[pin] future: F, peer: Peer, open: Option<OpenRequest> },
         Refused { problem: Option<Problem>, limits: Arc<Limits>, peer: Peer },
     }
 }
@@ -112,19 +123,19 @@ where
     type Output = Result<Response<Told<Either<B, Full<Bytes>>>>, Infallible>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let (response, peer) = match self.project() {
-            AdmittedProjected::Served { future, peer } => match ready!(future.poll(cx)) {
-                Ok(response) => (response.map(Either::Left), peer),
+        let (response, peer, open) = match self.project() {
+            AdmittedProjected::Served { future, peer, open } => match ready!(future.poll(cx)) {
+                Ok(response) => (response.map(Either::Left), peer, open.take()),
                 Err(never) => match never {},
             },
             AdmittedProjected::Refused { problem, limits, peer } => {
                 let problem = problem.take().expect("a future is not polled after its end");
                 let refusal = problem::closing(problem, limits.docs.as_ref());
-                (refusal.map(|body| Either::Right(Full::new(body))), peer)
+                (refusal.map(|body| Either::Right(Full::new(body))), peer, None)
             }
         };
         peer.exchange().enter(Phase::Answering);
-        Poll::Ready(Ok(response.map(|inner| Told { inner, peer: peer.clone(), failed: None })))
+        Poll::Ready(Ok(response.map(|inner| Told { inner, peer: peer.clone(), failed: None, _open: open })))
     }
 }
 
@@ -135,6 +146,7 @@ pin_project! {
         inner: B,
         peer: Peer,
         failed: Option<BoxError>,
+        _open: Option<OpenRequest>,
     }
 
     impl<B> PinnedDrop for Told<B> {

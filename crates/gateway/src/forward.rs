@@ -13,6 +13,7 @@ use onlyonce_http::headers::{IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_KEY};
 use crate::options::GatewayOptions;
 use crate::problem;
 use crate::server::Peer;
+use crate::trust::TrustedProxies;
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
@@ -73,7 +74,7 @@ pub(crate) fn request(
 ) {
     let trailers = tokens(&head.headers, &TE).any(|token| token.eq_ignore_ascii_case("trailers"));
     let via = via(head.version);
-    strip_hop_by_hop(&mut head.headers);
+    strip_hop_by_hop(&mut head.headers, Some(&options.key_header));
     head.headers.remove(EXPECT);
     head.headers.remove(IDEMPOTENCY_ATTEMPT);
     if let Some(attempt) = attempt {
@@ -90,7 +91,7 @@ pub(crate) fn request(
         join_cookies(&mut head.headers);
     }
     let host = host_of(head);
-    forwarded(&mut head.headers, peer, host.as_ref(), options.trust_forwarded);
+    forwarded(&mut head.headers, peer, host.as_ref(), &options.trusted_proxies);
     head.headers.append(VIA, via);
     target(head, host, options);
     head.version = if h2c { Version::HTTP_2 } else { Version::HTTP_11 };
@@ -102,7 +103,7 @@ pub(crate) fn response(head: &mut response::Parts) {
     if head.headers.contains_key(TRANSFER_ENCODING) {
         head.headers.remove(CONTENT_LENGTH);
     }
-    strip_hop_by_hop(&mut head.headers);
+    strip_hop_by_hop(&mut head.headers, None);
     head.headers.append(VIA, via(head.version));
     head.version = Version::HTTP_11;
     let reason = head.extensions.remove::<ReasonPhrase>();
@@ -120,7 +121,7 @@ pub(crate) fn closes(headers: &HeaderMap) -> bool {
 /// The headers of an interim answer (1xx) to be sent on. Nobody but us says what became of a key.
 pub(crate) fn interim(headers: &HeaderMap, version: Version) -> HeaderMap {
     let mut headers = headers.clone();
-    strip_hop_by_hop(&mut headers);
+    strip_hop_by_hop(&mut headers, None);
     headers.remove(CONTENT_LENGTH);
     let ours: Vec<HeaderName> =
         headers.keys().filter(|name| name.as_str().starts_with("idempoten")).cloned().collect();
@@ -139,13 +140,13 @@ fn via(version: Version) -> HeaderValue {
     })
 }
 
-fn strip_hop_by_hop(headers: &mut HeaderMap) {
+fn strip_hop_by_hop(headers: &mut HeaderMap, key: Option<&HeaderName>) {
     if headers.contains_key(CONNECTION) {
         let named: Vec<HeaderName> =
             tokens(headers, &CONNECTION).filter_map(|token| HeaderName::try_from(token).ok()).collect();
         for name in named {
             // What frames, routes or guards the request is never hop-by-hop, whatever the sender says.
-            if ![HOST, CONTENT_LENGTH, IDEMPOTENCY_KEY].contains(&name) {
+            if ![HOST, CONTENT_LENGTH, IDEMPOTENCY_KEY].contains(&name) && Some(&name) != key {
                 headers.remove(name);
             }
         }
@@ -156,9 +157,16 @@ fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-fn forwarded(headers: &mut HeaderMap, peer: Option<&Peer>, host: Option<&HeaderValue>, trust: bool) {
+fn forwarded(
+    headers: &mut HeaderMap,
+    peer: Option<&Peer>,
+    host: Option<&HeaderValue>,
+    proxies: &TrustedProxies,
+) {
+    let trust = peer.is_some_and(|peer| proxies.contains(peer.addr().ip()));
     if let Some(peer) = peer {
-        let chain = if headers.contains_key(X_FORWARDED_FOR) {
+        let keeps = trust || proxies.is_empty();
+        let chain = if keeps && headers.contains_key(X_FORWARDED_FOR) {
             // One line, since many readers look at one line alone.
             let mut lines: Vec<&[u8]> =
                 headers.get_all(X_FORWARDED_FOR).iter().map(HeaderValue::as_bytes).collect();

@@ -7,6 +7,8 @@
 //! | [`routes`] | [`Routes`]: which requests are guarded, and why |
 //! | [`server`] | [`serve`]: listener, connections, graceful shutdown |
 //! | [`proxy`] | [`ProxyService`]: forwards one request to the upstream, and tells the layer when it failed |
+//! | [`trust`] | [`TrustedProxies`]: whose word is taken for where a request came from |
+//! | [`counters`] | [`Counters`]: what happened |
 //! | [`body`] | [`UpstreamBody`]: a response body, streamed |
 //!
 //! Inside: `admission` (between a connection and the service), `forward` (which headers go on), `pool` and `upstream` (connections), `tunnel` (WebSocket), `socket` and
@@ -30,11 +32,13 @@
 //! ```
 
 pub mod body;
+pub mod counters;
 pub mod options;
 pub mod proxy;
 pub mod routes;
 pub mod run;
 pub mod server;
+pub mod trust;
 
 mod admission;
 mod exchange;
@@ -46,8 +50,10 @@ mod tunnel;
 mod upstream;
 
 pub use body::UpstreamBody;
+pub use counters::Counters;
 pub use options::{GatewayOptions, InvalidUpstream, UpstreamUrl};
 pub use proxy::ProxyService;
 pub use routes::{InvalidRoute, RoutePattern, Routes};
 pub use run::{engine, run};
 pub use server::{Drained, Peer, serve};
+pub use trust::{InvalidNetwork, TrustedProxies, TrustedProxy};

@@ -5,8 +5,13 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
+use http::HeaderName;
 use http::uri::Authority;
 use onlyonce_http::DocsUrl;
+use onlyonce_http::headers::IDEMPOTENCY_KEY;
+
+use crate::counters::Counters;
+use crate::trust::TrustedProxies;
 
 /// What the gateway may be told. [`GatewayOptions::new`] gives the defaults named here.
 #[derive(Clone, Debug)]
@@ -29,9 +34,10 @@ pub struct GatewayOptions {
     pub pool_idle_max: usize,
     /// Sends the upstream's own address as `Host`; by default the client's `Host` goes on unchanged.
     pub rewrite_host: bool,
-    /// Keeps `X-Forwarded-Proto` and `X-Forwarded-Host` as received, for a gateway behind another proxy that sets them.
-    /// By default they are set anew, since a client may have made them up.
-    pub trust_forwarded: bool,
+    /// Proxies in front: what they say in `X-Forwarded-Proto` and `X-Forwarded-Host` goes on; from anybody else these are
+    /// set anew, since a client may have made them up. To `X-Forwarded-For` the peer is appended; where there are trusted
+    /// proxies, what anybody else says there is dropped. None.
+    pub trusted_proxies: TrustedProxies,
     /// How long a connection may be silent before a request, its first or its next; then it is closed. 75 s: longer
     /// than the 60 s for which common load balancers keep idle connections.
     pub client_idle_timeout: Duration,
@@ -45,12 +51,19 @@ pub struct GatewayOptions {
     pub max_header_bytes: usize,
     /// The most header lines of a request; then 431. 100.
     pub max_headers: usize,
-    /// Connections served at once; more wait in the listen queue of the system. 10 000.
+    /// Connections served at once; past it they are answered 503 `overloaded` and closed, 256 at a time, while more wait in
+    /// the listen queue of the system. 10 000.
     pub max_connections: usize,
+    /// Requests of all kinds at once, over all connections; then 503 `overloaded`. 10 000.
+    pub max_requests: usize,
     /// Requests in flight on one HTTP/2 connection. 200.
     pub max_streams: u32,
+    /// The header with the key: no client can have it taken off as hop-by-hop. `Idempotency-Key`.
+    pub key_header: HeaderName,
     /// How long running requests get to finish after the stop signal. 30 s.
     pub shutdown_timeout: Duration,
+    /// Counts what happens.
+    pub counters: Counters,
     /// Where the error codes are documented, for a `Link` on the gateway's own refusals. None.
     pub docs_url: Option<DocsUrl>,
 }
@@ -67,15 +80,18 @@ impl GatewayOptions {
             pool_idle: Duration::from_millis(800),
             pool_idle_max: 256,
             rewrite_host: false,
-            trust_forwarded: false,
+            trusted_proxies: TrustedProxies::default(),
             client_idle_timeout: Duration::from_secs(75),
             header_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(60),
             max_header_bytes: 64 * 1024,
             max_headers: 100,
             max_connections: 10_000,
+            max_requests: 10_000,
             max_streams: 200,
+            key_header: IDEMPOTENCY_KEY,
             shutdown_timeout: Duration::from_secs(30),
+            counters: Counters::default(),
             docs_url: None,
         }
     }

@@ -163,28 +163,24 @@ where
     fn failed(&self, failure: Failure, repeatable: bool) -> Response<UpstreamBody<B>> {
         let docs = self.options.docs_url.as_ref();
         let unknown = Ending::Unknown(Some(Code::OutcomeUnknown));
-        let (response, ending) = match failure {
+        let transient = |code| Ending::Transient(Some(code));
+        let (problem, ending) = match failure {
             Failure::Unreachable => {
                 let code = Code::UpstreamUnreachable;
-                (Problem::new(code).into_response(docs), Ending::Transient(Some(code)))
+                (Problem::new(code), transient(code))
             }
-            Failure::NotOwner => {
-                let code = Code::Superseded;
-                (Problem::new(code).into_response(docs), Ending::Transient(Some(code)))
-            }
-            Failure::Broken => {
-                (Problem::new(Code::UpstreamFailed).retryable(repeatable).into_response(docs), unknown)
-            }
-            Failure::Timeout => {
-                (Problem::new(Code::UpstreamTimeout).retryable(repeatable).into_response(docs), unknown)
-            }
+            Failure::NotOwner => (Problem::new(Code::Superseded), transient(Code::Superseded)),
+            Failure::Broken => (Problem::new(Code::UpstreamFailed).retryable(repeatable), unknown),
+            Failure::Timeout => (Problem::new(Code::UpstreamTimeout).retryable(repeatable), unknown),
             // A part of the body is at the upstream, which may or may not have made something of it.
-            Failure::ClientCutShort => {
-                (problem::closing(in_part(Code::BodyIncomplete, repeatable), docs), unknown)
-            }
-            Failure::ClientTimeout => {
-                (problem::closing(in_part(Code::BodyTimeout, repeatable), docs), unknown)
-            }
+            Failure::ClientCutShort => (in_part(Code::BodyIncomplete, repeatable), unknown),
+            Failure::ClientTimeout => (in_part(Code::BodyTimeout, repeatable), unknown),
+        };
+        self.options.counters.problem(problem.code());
+        // What still comes of the body is not a request.
+        let response = match failure {
+            Failure::ClientCutShort | Failure::ClientTimeout => problem::closing(problem, docs),
+            _ => problem.into_response(docs),
         };
         let mut response = response.map(UpstreamBody::problem);
         response.extensions_mut().insert(ending);

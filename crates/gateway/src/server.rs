@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::{HeaderValue, Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
@@ -23,6 +24,7 @@ use tower_service::Service;
 use tracing::{debug, warn};
 
 use crate::admission::{Admission, Limits};
+use crate::counters::{Counters, OpenConnection};
 use crate::exchange::{Exchange, Phase};
 use crate::options::GatewayOptions;
 use crate::socket::{ClientSocket, SocketOptions};
@@ -45,10 +47,12 @@ struct PeerState {
     addr: SocketAddr,
     forwarded_for: HeaderValue,
     running: Running,
+    counters: Counters,
     exchange: Exchange,
     tunnelled: AtomicBool,
     // A tunnel outlives its connection's task and keeps its place.
     _place: OwnedSemaphorePermit,
+    _open: OpenConnection,
 }
 
 /// What runs, and how it is told to end.
@@ -67,6 +71,10 @@ impl Peer {
 
     pub(crate) fn forwarded_for(&self) -> &HeaderValue {
         &self.0.forwarded_for
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.0.counters
     }
 
     /// Whether the server is shutting down.
@@ -128,13 +136,15 @@ where
     let places = Arc::new(Semaphore::new(options.max_connections));
     let protocols = Arc::new(Protocols::new(options));
     let limits = Arc::new(Limits::new(options));
+    // Each connection is accepted with one of these in hand, so that there is always an answer for it.
+    let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
     let mut stop = pin!(stop);
     loop {
         let accepted = async {
-            let place = places.clone().acquire_owned().await.expect("the semaphore is never closed");
-            (place, listener.accept().await)
+            let refusal = refusals.clone().acquire_owned().await.expect("the semaphore is never closed");
+            (refusal, listener.accept().await)
         };
-        let (place, accepted) = tokio::select! {
+        let (refusal, accepted) = tokio::select! {
             biased;
             () = stop.as_mut() => break,
             accepted = accepted => accepted,
@@ -151,16 +161,27 @@ where
         let addr = SocketAddr::new(addr.ip().to_canonical(), addr.port());
         let forwarded_for =
             HeaderValue::from_str(&addr.ip().to_string()).expect("an address is a header value");
+        let (place, crowded) = match places.clone().try_acquire_owned() {
+            Ok(place) => (place, false),
+            Err(_) => (refusal, true),
+        };
         let peer = Peer(Arc::new(PeerState {
             addr,
             forwarded_for,
             running: running.clone(),
             exchange: Exchange::default(),
+            counters: options.counters.clone(),
             tunnelled: AtomicBool::new(false),
             _place: place,
+            _open: options.counters.connection(),
         }));
-        let service = Admission::new(service.clone(), peer, limits.clone());
-        running.tasks.spawn(protocols.clone().connection(stream, service));
+        let service = Admission::new(service.clone(), peer, limits.clone(), crowded);
+        let connection = protocols.clone().connection(stream, service);
+        if crowded {
+            running.tasks.spawn(tokio::time::timeout(REFUSAL_TIME_MAX, connection).map(drop));
+        } else {
+            running.tasks.spawn(connection);
+        }
     }
     drop(listener);
     running.stop.cancel();
@@ -288,6 +309,12 @@ impl Protocols {
         }
     }
 }
+
+/// Connections past the bound that are answered at once.
+const REFUSALS_MAX: usize = 256;
+
+/// How long one of them may take to send its request and to read why it is refused.
+const REFUSAL_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// hyper's own lower bound.
 const MIN_BUFFER_BYTES: usize = 8 * 1024;

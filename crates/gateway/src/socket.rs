@@ -169,6 +169,7 @@ impl ClientSocket {
 
     /// The last thing that is said on this connection.
     fn refuse(&mut self, problem: Problem) {
+        self.peer.counters().problem(problem.code());
         self.peer.exchange().enter(Phase::Answering);
         self.ours = problem::wire(problem, self.options.docs.as_ref());
     }

@@ -81,7 +81,7 @@ async fn options_rewrite_the_host_and_trust_an_outer_proxy() {
     let upstream = Upstream::start(|_| Answer::ok("")).await;
     let gateway = Gateway::with(&upstream.url(), |options| {
         options.rewrite_host = true;
-        options.trust_forwarded = true;
+        options.trusted_proxies = ["127.0.0.0/8".parse().unwrap()].into_iter().collect();
     })
     .await;
     let request =
@@ -93,6 +93,16 @@ async fn options_rewrite_the_host_and_trust_an_outer_proxy() {
     assert_eq!(seen.header("x-forwarded-host"), Some("outer.example"));
     gateway.client().get("/").header("host", "api.example").send().await.unwrap();
     assert_eq!(upstream.last().header("x-forwarded-host"), Some("api.example"));
+    // Others than the trusted ones say nothing about where a request came from.
+    let gateway = Gateway::with(&upstream.url(), |options| {
+        options.trusted_proxies = ["10.0.0.0/8".parse().unwrap()].into_iter().collect();
+    })
+    .await;
+    let request = gateway.client().get("/").header("x-forwarded-proto", "https");
+    request.header("x-forwarded-for", "7.7.7.7").send().await.unwrap();
+    let seen = upstream.last();
+    assert_eq!(seen.header_all("x-forwarded-for"), ["127.0.0.1"]);
+    assert_eq!(seen.header("x-forwarded-proto"), Some("http"));
 }
 
 #[tokio::test]

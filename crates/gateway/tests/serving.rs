@@ -7,8 +7,9 @@ mod common;
 use std::time::Duration;
 
 use common::Gateway;
-use onlyonce_gateway::Drained;
-use testkit::{Answer, RawConnection, Upstream, wait_until};
+use onlyonce_gateway::{Counters, Drained};
+use onlyonce_http::Code;
+use testkit::{Answer, RawConnection, Upstream, wait_for, wait_until};
 
 #[tokio::test]
 async fn http_1_1_keep_alive_and_h2c_share_a_port() {
@@ -89,9 +90,13 @@ async fn connections_that_say_nothing_are_closed() {
 }
 
 #[tokio::test]
-async fn connections_past_the_bound_wait_and_are_served_later() {
+async fn connections_past_the_bound_are_told_so_and_come_in_later() {
     let upstream = Upstream::start(|_| Answer::ok("ok")).await;
-    let gateway = Gateway::with(&upstream.url(), |options| options.max_connections = 2).await;
+    let counters = Counters::default();
+    let gateway = Gateway::with(&upstream.url(), |options| {
+        (options.max_connections, options.counters) = (2, counters.clone());
+    })
+    .await;
     let client = gateway.client();
     let mut kept = Vec::new();
     for _ in 0..2 {
@@ -99,11 +104,66 @@ async fn connections_past_the_bound_wait_and_are_served_later() {
         connection.send(client.get("/")).await.unwrap();
         kept.push(connection);
     }
-    let waiting = tokio::spawn(client.get("/late").send());
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(upstream.count(), 2, "the third connection waits");
+    for other in [gateway.client(), gateway.h2c()] {
+        let refused = other.post("/late").key("k").body(vec![b'x'; 100_000]).send().await.unwrap();
+        assert_eq!((refused.status, refused.code().as_str()), (503, "overloaded"));
+        assert_eq!(refused.header("retry-after"), Some("1"));
+    }
+    assert_eq!(upstream.count(), 2);
+    assert_eq!(counted(&counters, Code::Overloaded), 2);
     kept.pop();
-    assert_eq!(waiting.await.unwrap().unwrap().text(), "ok");
+    wait_for("a place", async || {
+        let answer = client.get("/late").send().await.unwrap();
+        (answer.status == 200).then_some(())
+    })
+    .await;
+    drop(kept);
+    wait_until("all are gone", || counters.connections() == 0 && counters.requests() == 0).await;
+}
+
+#[tokio::test]
+async fn a_crowd_past_the_bound_is_answered_to_the_last() {
+    let upstream = Upstream::start(|_| Answer::ok("ok")).await;
+    let gateway = Gateway::with(&upstream.url(), |options| options.max_connections = 1).await;
+    let client = gateway.client();
+    let mut kept = client.connect().await.unwrap();
+    kept.send(client.get("/")).await.unwrap();
+    let crowd: Vec<_> = (0..600).map(|_| tokio::spawn(client.get("/late").send())).collect();
+    for one in crowd {
+        assert_eq!(one.await.unwrap().unwrap().code(), "overloaded");
+    }
+    assert_eq!(kept.send(client.get("/")).await.unwrap().status, 200, "who was there is served");
+}
+
+#[tokio::test]
+async fn requests_past_the_bound_are_told_so_over_both_protocols() {
+    let upstream = Upstream::start(|seen| match seen.path() {
+        "/held" => Answer::hang(),
+        _ => Answer::ok("ok"),
+    })
+    .await;
+    let counters = Counters::default();
+    let gateway = Gateway::with(&upstream.url(), |options| {
+        (options.max_requests, options.counters) = (3, counters.clone());
+    })
+    .await;
+    let held: Vec<_> = [gateway.client(), gateway.h2c(), gateway.client()]
+        .into_iter()
+        .map(|client| tokio::spawn(client.get("/held").send()))
+        .collect();
+    wait_until("three requests", || counters.requests() == 3).await;
+    for client in [gateway.client(), gateway.h2c()] {
+        let refused = client.get("/more").send().await.unwrap();
+        assert_eq!((refused.status, refused.code().as_str()), (503, "overloaded"));
+    }
+    assert_eq!(counted(&counters, Code::Overloaded), 2);
+    held.iter().for_each(tokio::task::JoinHandle::abort);
+    wait_until("room", || counters.requests() == 0).await;
+    assert_eq!(gateway.client().get("/more").send().await.unwrap().text(), "ok");
+}
+
+fn counted(counters: &Counters, code: Code) -> u64 {
+    counters.problems().find(|(one, _)| *one == code).map(|(_, count)| count).unwrap()
 }
 
 #[tokio::test]

@@ -12,6 +12,14 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         .map_err(|error| format!("{error}; write for example 500ms, 30s, 2m, 24h or 7d"))
 }
 
+/// The same, and not nothing: a time that is up before it begins.
+pub(crate) fn timeout(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        Duration::ZERO => Err("it must be longer than nothing".into()),
+        time => Ok(time),
+    }
+}
+
 /// `65536`, `64KiB`, `1MiB`, `2GiB`.
 pub(crate) fn bytes(text: &str) -> Result<usize, String> {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
@@ -36,6 +44,7 @@ mod tests {
         assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(duration("24h"), Ok(Duration::from_secs(86_400)));
         assert_eq!(duration("0"), Ok(Duration::ZERO));
+        assert!(timeout("0").is_err() && timeout("1ms").is_ok());
         for wrong in ["", "5", "5 parsecs", "-1s"] {
             assert!(duration(wrong).unwrap_err().contains("30s"), "{wrong}");
         }

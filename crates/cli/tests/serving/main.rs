@@ -7,6 +7,7 @@ mod common;
 mod logs;
 mod operator;
 mod options;
+mod routes;
 mod start;
 mod stop;
 

@@ -45,8 +45,8 @@ pub struct Decision<'a> {
 /// Why a request is guarded, or is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Because<'a> {
-    /// This rule, of the three kinds of [`Routes`].
-    Rule(&'a RoutePattern),
+    /// This rule, and what it says.
+    Rule(&'a RoutePattern, Guarded),
     /// Its method, without a rule.
     Method,
     /// There are rules that say what is guarded, and none of them applies.
@@ -99,7 +99,7 @@ impl Routes {
     pub fn decide(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Decision<'_> {
         let best = if self.rules.is_empty() { None } else { self.best(method, uri.path()) };
         let (guarded, because) = match best {
-            Some(rule) => (rule.guarded, Because::Rule(&rule.pattern)),
+            Some(rule) => (rule.guarded, Because::Rule(&rule.pattern, rule.guarded)),
             None if is_grpc(headers) => (Guarded::No, Because::Grpc),
             None if self.has_guards => (Guarded::No, Because::NoRule),
             None if is_guarded_by_default(method) => (Guarded::Required, Because::Method),
@@ -198,7 +198,10 @@ mod tests {
         }
         assert_eq!(decide(&routes, "POST", "/elsewhere").because, Because::NoRule);
         let by = decide(&routes, "POST", "/v1/login").because;
-        assert!(matches!(by, Because::Rule(pattern) if pattern.to_string() == "POST /v1/login"), "{by:?}");
+        assert!(
+            matches!(by, Because::Rule(pattern, Guarded::No) if pattern.to_string() == "POST /v1/login"),
+            "{by:?}"
+        );
         // Exemptions alone leave the default as it is.
         let exempt = Routes::default().exempt(patterns(&["POST /login"]));
         assert_eq!(guarded(&exempt, "POST", "/login"), Guarded::No);

@@ -2,16 +2,29 @@
 
 use onlyonce_core::{Capabilities, OnLeaseEnd};
 use onlyonce_engine::Policy;
-use onlyonce_http::OnStoreFailure;
+use onlyonce_gateway::GatewayOptions;
+use onlyonce_http::{OnStoreFailure, ScopeSource};
 
 use super::Serve;
+use super::args::OnUnknown;
 
-pub(super) fn print(serve: &Serve, store: &Capabilities, policy: &Policy) {
+pub(super) fn print(serve: &Serve, options: &GatewayOptions, store: &Capabilities, policy: &Policy) {
     let durable = if store.durable { "durable" } else { "NOT durable" };
     eprintln!("onlyonce {}", env!("CARGO_PKG_VERSION"));
-    eprintln!("  upstream  {}", serve.upstream);
+    if let Some(file) = &serve.config {
+        eprintln!("  config    {}", file.display());
+    }
+    eprintln!("  upstream  {}", options.upstream);
     eprintln!("  store     {} {} ({durable})", store.name, store.location);
     eprintln!("  guarded   {}", guarded(serve));
+    for (name, patterns) in [("exempt", &serve.guard.exempt), ("optional", &serve.guard.optional_for)] {
+        for pattern in patterns {
+            eprintln!("  {name:<9} {pattern}");
+        }
+    }
+    if !serve.guard.unguarded {
+        eprintln!("  passes    application/grpc, unguarded: its calls say how they ended after the reply");
+    }
     eprintln!("  policy    {}", policy_line(serve, policy));
     for hazard in hazards(serve, store) {
         eprintln!("  hazard    {hazard}");
@@ -19,19 +32,25 @@ pub(super) fn print(serve: &Serve, store: &Capabilities, policy: &Policy) {
 }
 
 fn guarded(serve: &Serve) -> String {
-    if serve.unguarded {
+    if serve.guard.unguarded {
         return "nothing (--unguarded)".into();
     }
-    let key = if serve.optional { "optional" } else { "required" };
-    let scope = match (&serve.scope_cookie, serve.scope_none) {
-        (Some(cookie), _) => format!("cookie {cookie}"),
-        (None, true) => "none".into(),
-        (None, false) if serve.scope_header.is_empty() => {
-            "Authorization; callers without credentials share one".into()
-        }
-        (None, false) => serve.scope_header.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(" + "),
+    let what = match &serve.guard.guard[..] {
+        [] => "POST, PATCH".into(),
+        patterns => patterns.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
     };
-    format!("POST, PATCH; key {key}; scope {scope}")
+    let key = if serve.guard.optional { "optional" } else { "required" };
+    format!("{what}; key {key}; scope {}", scope(serve))
+}
+
+/// What names the caller whose keys these are.
+pub(super) fn scope(serve: &Serve) -> String {
+    match serve.guard.scope_source() {
+        ScopeSource::Cookie(cookie) => format!("cookie {cookie}"),
+        ScopeSource::None => "none".into(),
+        ScopeSource::Headers(names) => names.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(" + "),
+        _ => "Authorization; callers without credentials share one".into(),
+    }
 }
 
 fn policy_line(serve: &Serve, policy: &Policy) -> String {
@@ -42,7 +61,7 @@ fn policy_line(serve: &Serve, policy: &Policy) -> String {
     let time = humantime::format_duration;
     format!(
         "preset {}; on unknown {on_unknown}; lease {}, retention {}, wait {}",
-        serve.preset.as_str(),
+        serve.policy.preset.as_str(),
         time(policy.lease),
         time(policy.retention),
         time(policy.wait)
@@ -51,29 +70,29 @@ fn policy_line(serve: &Serve, policy: &Policy) -> String {
 
 fn hazards(serve: &Serve, store: &Capabilities) -> Vec<String> {
     let mut hazards: Vec<String> = store.hazard.iter().cloned().collect();
-    if serve.unguarded {
+    if serve.guard.unguarded {
         hazards.push("nothing is guarded: a retry runs again".into());
         return hazards;
     }
-    if serve.on_unknown == super::OnUnknown::Retry {
+    if serve.policy.on_unknown == OnUnknown::Retry {
         hazards.push(
             "an operation whose outcome is unknown runs again after its lease: \
              only for an upstream that tells a repeated Idempotency-Key itself"
                 .into(),
         );
     }
-    if !serve.scope_header.is_empty() {
+    if !serve.guard.scope_header.is_empty() {
         hazards.push(
             "the scope is what a header says: only behind a proxy that sets it and drops the client's".into(),
         );
     }
-    if serve.scope_none {
+    if serve.guard.scope_none {
         hazards.push("all callers share one scope: a key of one replays its reply to another".into());
     }
-    if serve.on_store_failure() == OnStoreFailure::RunUnguarded {
+    if serve.policy.on_store_failure() == OnStoreFailure::RunUnguarded {
         hazards.push("while the store is down requests run unguarded (--fail-open)".into());
     }
-    if !serve.listen.ip().is_loopback() {
+    if !serve.network.listen.ip().is_loopback() {
         hazards.push("listening beyond this machine, without TLS: put a TLS proxy in front".into());
     }
     hazards

@@ -1,0 +1,80 @@
+//! Where requests come from and go to; browsers; the operator's own listener.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+use onlyonce_gateway::{GatewayOptions, TrustedProxy, UpstreamUrl};
+use onlyonce_http::Cors;
+
+use crate::failure::Failure;
+
+#[derive(Debug, Args)]
+pub(crate) struct NetworkArgs {
+    /// Where to listen
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080", value_parser = address)]
+    pub(crate) listen: SocketAddr,
+    /// The API behind: http://HOST:PORT, or h2c://HOST:PORT for HTTP/2 with prior knowledge
+    #[arg(long, value_name = "URL", required_unless_present = "explain_route")]
+    pub(crate) upstream: Option<UpstreamUrl>,
+    /// A proxy in front, whose X-Forwarded-Proto, -Host and -For are kept: an address, a network such as 10.0.0.0/8,
+    /// loopback or private; may be repeated. From anybody else they are set anew
+    #[arg(long, value_name = "NETWORK")]
+    trust_proxy: Vec<TrustedProxy>,
+    /// Send the upstream's own address as Host; by default the client's Host goes on
+    #[arg(long)]
+    rewrite_host: bool,
+}
+
+impl NetworkArgs {
+    /// The options of a gateway with all other defaults.
+    pub(crate) fn options(&self) -> Result<GatewayOptions, Failure> {
+        let Some(upstream) = self.upstream.clone() else {
+            return Err(Failure::Usage("--upstream is missing".into()));
+        };
+        Ok(GatewayOptions {
+            rewrite_host: self.rewrite_host,
+            trusted_proxies: self.trust_proxy.iter().cloned().collect(),
+            ..GatewayOptions::new(self.listen, upstream)
+        })
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Browsers")]
+pub(crate) struct BrowserArgs {
+    /// Pages of this origin may read refusals and replays: https://app.example, or * for any; say what the upstream says of
+    /// its own replies; may be repeated
+    #[arg(long, value_name = "ORIGIN")]
+    cors_origin: Vec<String>,
+    /// They may send credentials (Access-Control-Allow-Credentials)
+    #[arg(long, requires = "cors_origin")]
+    cors_credentials: bool,
+}
+
+impl BrowserArgs {
+    pub(crate) fn cors(&self) -> Result<Option<Cors>, Failure> {
+        if self.cors_origin.is_empty() {
+            return Ok(None);
+        }
+        let cors = Cors::new(&self.cors_origin, self.cors_credentials);
+        cors.map(Some).map_err(|error| Failure::Usage(format!("--cors-origin: {error}")))
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Operations")]
+pub(crate) struct AdminArgs {
+    /// Where to serve /healthz, /readyz and /metrics, for example 127.0.0.1:9180; beyond this machine a token is needed
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
+    pub(crate) admin_listen: Option<SocketAddr>,
+    /// A file with a token of at least 16 bytes, without which /metrics is refused: Authorization: Bearer TOKEN
+    #[arg(long, value_name = "FILE", requires = "admin_listen")]
+    pub(crate) admin_token_file: Option<PathBuf>,
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        "write an IP address and a port, for example 127.0.0.1:8080, 0.0.0.0:8080 or [::]:8080".into()
+    })
+}
