@@ -149,7 +149,9 @@ impl Run<'_> {
         }
         // A trial that was cut off by a limit has told half a story.
         self.lab.take_story();
-        let tried = Box::pin(scenario.trial.run(self.lab)).await;
+        let left = self.lab.budget().time_left();
+        let tried = tokio::time::timeout(left, Box::pin(scenario.trial.run(self.lab)));
+        let tried = tried.await.unwrap_or(Err(Stop::Exhausted(Exhausted::Time)));
         let story = self.lab.take_story();
         let finding = match tried {
             Ok(finding) => finding,

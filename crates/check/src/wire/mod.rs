@@ -91,7 +91,11 @@ impl Budget {
     }
 
     pub(crate) fn check_time(&self) -> Result<(), Exhausted> {
-        if self.elapsed() >= self.time_max { Err(Exhausted::Time) } else { Ok(()) }
+        if self.time_left().is_zero() { Err(Exhausted::Time) } else { Ok(()) }
+    }
+
+    pub(crate) fn time_left(&self) -> Duration {
+        self.time_max.saturating_sub(self.elapsed())
     }
 
     pub(crate) fn sent(&self) -> u32 {

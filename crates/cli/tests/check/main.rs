@@ -1,8 +1,13 @@
 //! `onlyonce check` as a person runs it: the real program, on real servers.
 #![allow(clippy::unwrap_used, reason = "a test fails by it")]
 
+#[path = "../common/mod.rs"]
 mod common;
+mod https;
+mod reports;
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -12,6 +17,10 @@ use common::{Gateway, PROGRAM};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use testkit::{Answer, Upstream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::process::Command;
+use tokio::task::JoinHandle;
 
 /// A payment API that knows nothing of keys. Bodies say how it behaves: `slow_ms`, `fail`, `flaky`.
 async fn payments() -> Upstream {
@@ -46,21 +55,34 @@ async fn payments() -> Upstream {
     .await
 }
 
+/// What the program said.
 struct Run {
     code: i32,
     stdout: String,
     stderr: String,
 }
 
+impl Run {
+    /// The verdicts of `--json` by their ids.
+    fn verdicts(&self) -> BTreeMap<String, String> {
+        let results: Vec<Value> =
+            serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}: {}", self.stderr));
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        results.iter().map(|result| (text(&result["id"]), text(&result["verdict"]))).collect()
+    }
+
+    fn with(&self, verdict: &str) -> Vec<String> {
+        self.verdicts().into_iter().filter(|(_, found)| found == verdict).map(|(id, _)| id).collect()
+    }
+}
+
 async fn check(url: &str, args: &[&str]) -> Run {
-    let output = tokio::process::Command::new(PROGRAM)
-        .arg("check")
-        .arg(format!("{url}/pay"))
-        .args(args)
-        .stdin(Stdio::null())
-        .output()
-        .await
-        .unwrap();
+    run(Command::new(PROGRAM).arg("check").arg(format!("{url}/pay")).args(args)).await
+}
+
+async fn run(command: &mut Command) -> Run {
+    let output = command.stdin(Stdio::null()).kill_on_drop(true).output();
+    let output = testkit::within("the check ends", output).await.unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Run { code: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
@@ -82,19 +104,9 @@ async fn our_gateway_holds_every_applicable_promise_of_the_strict_profile() {
         "--other-path", "/refund", "--effect-url", &effect, "--effect-pointer", "/balance",
         "--profile", "strict", "--json", "--rounds", "5",
     ]).await;
-    let results: Vec<Value> = serde_json::from_str(&run.stdout).unwrap();
-    let not_passed: Vec<&Value> = results
-        .iter()
-        .filter(|result| !["pass", "not applicable"].contains(&result["verdict"].as_str().unwrap()))
-        .collect();
-    assert!(not_passed.is_empty(), "{not_passed:#?}");
-    assert_eq!(run.code, 0, "{}", run.stderr);
-    let mut idle: Vec<&str> = results
-        .iter()
-        .filter(|result| result["verdict"] == "not applicable")
-        .map(|result| result["id"].as_str().unwrap())
-        .collect();
-    idle.sort_unstable();
+    assert_eq!(run.code, 0, "{}{}", run.stderr, run.stdout);
+    let (passed, idle) = (run.with("pass"), run.with("not applicable"));
+    assert_eq!(passed.len() + idle.len(), run.verdicts().len(), "{}", run.stdout);
     // Without a restart command, an encoded or a binary body, and keys past 255 characters, which are refused.
     let expected = [
         "crash-answered",
@@ -107,6 +119,50 @@ async fn our_gateway_holds_every_applicable_promise_of_the_strict_profile() {
         "restart-replay",
     ];
     assert_eq!(idle, expected);
+}
+
+/// A gateway that is killed and started again when anybody connects to the address given; the answer comes when it is up.
+async fn killed_on_demand(
+    upstream: &str,
+    options: &'static [&'static str],
+) -> (SocketAddr, SocketAddr, JoinHandle<()>) {
+    let (upstream, folder) = (upstream.to_owned(), tempfile::tempdir().unwrap());
+    let mut gateway = Gateway::start(&upstream, folder.path(), options).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (addr, control) = (gateway.addr, listener.local_addr().unwrap());
+    let obey = tokio::spawn(async move {
+        while let Ok((mut asker, _)) = listener.accept().await {
+            let mut request = [0; 4096];
+            assert!(asker.read(&mut request).await.unwrap() > 0);
+            gateway.process.kill_9().await.unwrap();
+            gateway = Gateway::start_on(&addr.to_string(), &upstream, folder.path(), options).await.unwrap();
+            asker.write_all(b"HTTP/1.0 200 OK\r\n\r\n").await.unwrap();
+        }
+    });
+    (addr, control, obey)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn our_gateway_holds_when_it_is_killed_and_the_outcome_unknown_counts_as_held() {
+    let upstream = payments().await;
+    let (addr, control, obey) = killed_on_demand(&upstream.url(), &["--lease", "1s", "--log", "quiet"]).await;
+    let restart = format!("curl --fail --silent --max-time 60 http://{control}/");
+    let effect = format!("{}/balance", upstream.url());
+    #[rustfmt::skip]
+    let run = check(&format!("http://{addr}"), &[
+        "--body", r#"{"amount":100}"#, "--slow-body", r#"{"amount":100,"slow_ms":600}"#, "--restart-cmd", &restart,
+        "--effect-url", &effect, "--effect-pointer", "/balance", "--profile", "strict", "--json",
+        "--only", "restart-replay,crash-answered,crash-once",
+    ]).await;
+    obey.abort();
+    assert_eq!(
+        run.with("pass"),
+        ["crash-answered", "crash-once", "restart-replay", "two-keys"],
+        "{}",
+        run.stdout
+    );
+    assert!(run.stdout.contains("outcome-unknown"), "{}", run.stdout);
+    assert_eq!(run.code, 0, "{}", run.stderr);
 }
 
 #[tokio::test(flavor = "multi_thread")]
