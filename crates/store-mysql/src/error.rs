@@ -111,6 +111,13 @@ impl Fault {
         self.code == code::LOCK_WAIT
     }
 
+    /// With the place where it was met before its detail.
+    #[must_use]
+    pub(crate) fn at(mut self, location: &str) -> Self {
+        self.detail = format!("{location}: {}", self.detail);
+        self
+    }
+
     pub(crate) fn into_error(self, operation: &'static str) -> StoreError {
         onlyonce_batch::Fault::error(&Arc::new(self), operation)
     }

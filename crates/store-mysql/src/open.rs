@@ -21,7 +21,7 @@ const PACKET_BYTES_MIN: usize = 4 << 20;
 /// How to open a store. [`Options::open`] makes missing tables; never a database.
 #[derive(Clone)]
 pub struct Options {
-    url: String,
+    url: Url,
     create: bool,
     connections_max: Option<usize>,
     connect_timeout: Duration,
@@ -32,16 +32,19 @@ pub struct Options {
 
 impl Options {
     /// The defaults: 10 connections, 5 s to connect, 5 s for a statement, 4096 queued, 256 a batch, 2 batches at once.
-    pub fn new(url: impl Into<String>) -> Self {
-        Self {
-            url: url.into(),
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::Unfit`] with what is wrong with the URL, which is not repeated: it may hold a password.
+    pub fn new(url: &str) -> Result<Self, StoreError> {
+        Ok(Self {
+            url: Url::parse(url).map_err(|fault| fault.into_error("open"))?,
             create: true,
             connections_max: None,
             connect_timeout: Duration::from_secs(5),
             statement_timeout: Duration::from_secs(5),
             limits: Limits::default(),
             look_first: false,
-        }
+        })
     }
 
     /// How many connections at most; goes before the `connections` of the URL.
@@ -106,21 +109,18 @@ impl Options {
     ///
     /// # Errors
     /// [`StoreErrorKind::Unfit`] with a sentence that names the reason, in which case nothing was changed but tables that
-    /// were missing: a wrong URL, a server that is too old or read-only, a wrong user, a missing database, a wrong table,
+    /// were missing: a server that is too old or read-only, a wrong user, a missing database, a wrong table,
     /// a newer release's schema. Other kinds: worth trying again.
     ///
     /// # Cost
     /// A dozen round trips; independent of the number of records.
     pub async fn open(self) -> Result<MysqlStore, StoreError> {
-        let url = Url::parse(&self.url).map_err(|fault| fault.into_error("open"))?;
-        let location = url.location.clone();
-        self.open_at(url).await.map_err(|fault| {
-            let error = fault.into_error("open");
-            StoreError::new(error.kind(), "open").with_detail(location).with_source(error)
-        })
+        let location = self.url.location.clone();
+        self.open_checked().await.map_err(|fault| fault.at(&location).into_error("open"))
     }
 
-    async fn open_at(self, url: Url) -> Result<MysqlStore, Fault> {
+    async fn open_checked(self) -> Result<MysqlStore, Fault> {
+        let url = self.url;
         // One provider for the process; a program that chose its own keeps it.
         if rustls::crypto::CryptoProvider::get_default().is_none() {
             let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();

@@ -28,21 +28,24 @@ impl MysqlStore {
     /// [`Options::open`] and, for the URL, the crate.
     ///
     /// # Errors
-    /// Those of [`Options::open`].
-    pub async fn open(url: impl Into<String>) -> Result<Self, StoreError> {
-        Self::options(url).open().await
+    /// Those of [`Options::new`] and [`Options::open`].
+    pub async fn open(url: &str) -> Result<Self, StoreError> {
+        Self::options(url)?.open().await
     }
 
     /// Opens a database that holds records already.
     ///
     /// # Errors
     /// Those of [`Options::open`]; also when it holds none.
-    pub async fn open_existing(url: impl Into<String>) -> Result<Self, StoreError> {
-        Self::options(url).existing().open().await
+    pub async fn open_existing(url: &str) -> Result<Self, StoreError> {
+        Self::options(url)?.existing().open().await
     }
 
     /// The options, to be changed before [`Options::open`].
-    pub fn options(url: impl Into<String>) -> Options {
+    ///
+    /// # Errors
+    /// Those of [`Options::new`].
+    pub fn options(url: &str) -> Result<Options, StoreError> {
         Options::new(url)
     }
 

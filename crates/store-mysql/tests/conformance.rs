@@ -23,7 +23,7 @@ impl Database {
 
     // A store with connections of its own, as another process has it.
     async fn another(&self) -> MysqlStore {
-        (self.how)(MysqlStore::options(&self.url)).open().await.expect("the database opens")
+        (self.how)(MysqlStore::options(&self.url).expect("a URL")).open().await.expect("the database opens")
     }
 }
 
