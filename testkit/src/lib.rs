@@ -11,11 +11,13 @@
 //! | [`postgres`] | [`Postgres`], [`PgBouncer`] |
 //! | [`redis`] | [`Redis`], [`ToldClock`] |
 //! | [`mariadb`] | [`Mariadb`] |
+//! | [`authority`] | [`Authority`]: signs certificates for servers that speak TLS |
 //! | [`nginx`] | [`Nginx`] |
 //!
 //! Every wait is bounded by [`PATIENCE`] and panics past it, naming what was waited for.
 #![allow(clippy::disallowed_methods, reason = "tests wait in real time")]
 
+pub mod authority;
 pub mod client;
 pub mod fault;
 pub mod mariadb;
@@ -31,6 +33,7 @@ use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
+pub use authority::{Authority, Identity};
 pub use client::{Client, ClientResponse, Connection, StreamingResponse};
 pub use fault::FaultProxy;
 pub use mariadb::Mariadb;
