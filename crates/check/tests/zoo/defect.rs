@@ -40,6 +40,10 @@ defects! {
     PerWorker,
     /// Remembers the last few keys alone.
     FewKeys,
+    /// One key in flight keeps all the others waiting.
+    OneLockForAll,
+    /// A copy in flight waits, and then gets an answer that is not the first one's.
+    WaiterGetsEmpty,
 
     // The key.
     /// Runs what carries no key.
@@ -98,6 +102,8 @@ defects! {
     RunsAgainAfterDisconnect,
     /// Claims on the head of a request; half a request holds the key for ever.
     StuckAfterHalf,
+    /// Lets bodies over 1 MiB through without looking at their key.
+    UnguardedBig,
     /// Half a body is taken for a whole one; its refusal is the stored answer.
     HalfBodyPoisons,
 
@@ -118,6 +124,8 @@ defects! {
     RepeatedCollapsed,
     /// Replays through a text decoder.
     TextDecoded,
+    /// Replays without `Content-Encoding`.
+    EncodingLost,
     /// Replays JSON written anew, its members sorted.
     JsonRewritten,
     /// Replays the first bytes of an answer, with a length that is right for them.
@@ -128,12 +136,16 @@ defects! {
     MarkerOnFirst,
     /// Marks nothing.
     NoMarker,
+    /// Marks whatever the client says is a replay.
+    MarkerForged,
 
     // How it refuses.
     /// Says in progress, but not when to come back.
     NoRetryAfter,
     /// Refuses in plain text.
     PlainRefusals,
+    /// Refuses without a link to documentation.
+    NoLinks,
     /// Does not say when a key expires.
     NoExpiry,
 

@@ -5,6 +5,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::defect::Defect;
+use crate::nature::{Breed, Nature};
 use crate::wire::Reply;
 
 /// What a key is kept under.
@@ -15,42 +16,56 @@ pub(crate) struct Id {
 }
 
 /// Reads the key. `None`: there is none, and the server does not mind.
-pub(crate) fn read(head: &Parts, defect: Option<Defect>) -> Result<Option<Id>, Reply> {
+pub(crate) fn read(head: &Parts, nature: Nature) -> Result<Option<Id>, Reply> {
     let lines: Vec<_> = head.headers.get_all("idempotency-key").iter().collect();
     let line = match lines[..] {
-        [] if defect == Some(Defect::MissingKeyRuns) => return Ok(None),
+        [] if nature.has(Defect::MissingKeyRuns)
+            || nature.is(Breed::OptionalKey)
+            || nature.is(Breed::Stripe) =>
+        {
+            return Ok(None);
+        }
         [] => return Err(Reply::problem(400, "key-missing", "Send an Idempotency-Key.")),
-        [first, _, ..] if defect == Some(Defect::FirstOfTwoKeys) => first,
+        [first, _, ..] if nature.has(Defect::FirstOfTwoKeys) => first,
         [line] => line,
         _ => return Err(malformed("Send one Idempotency-Key.")),
     };
     let line = line.to_str().map_err(|_| malformed("A key is ASCII."))?;
-    let key = unquote(line, defect)?;
-    if key.is_empty() && defect != Some(Defect::EmptyKeyIsAKey) {
+    let key = unquote(line, nature)?;
+    if key.is_empty() && !nature.has(Defect::EmptyKeyIsAKey) {
         return Err(malformed("The key is empty."));
     }
     if key.len() > 255 {
         return Err(malformed("The key is longer than 255 characters."));
     }
-    if key.len() > 100 && defect == Some(Defect::LongKeyIs500) {
+    if key.len() > 100 && nature.has(Defect::LongKeyIs500) {
         return Err(Reply::new(500, "value too long for type character varying(100)"));
     }
-    let key = match defect {
+    if nature.is(Breed::UuidKeys) && !is_uuid(&key) {
+        return Err(malformed("A key is a UUID."));
+    }
+    let key = match nature.defect {
         Some(Defect::KeyTruncated) => key[..key.len().min(64)].to_owned(),
         Some(Defect::KeyCaseFolded) => key.to_lowercase(),
         Some(Defect::QuotedIsAnother) => line.to_owned(),
         Some(Defect::KeyTrimmed) => key.trim().to_owned(),
         _ => key,
     };
-    let scope = match defect {
+    let mut scope = match nature.defect {
         Some(Defect::GlobalScope) => String::new(),
         _ => head.headers.get("authorization").map(|v| hex(v.as_bytes())).unwrap_or_default(),
     };
+    if nature.is(Breed::PerPlace) {
+        scope += &format!(" {} {}", head.method, head.uri.path());
+    }
     Ok(Some(Id { scope, key }))
 }
 
 /// A string of RFC 9651, or a bare word.
-fn unquote(line: &str, defect: Option<Defect>) -> Result<String, Reply> {
+fn unquote(line: &str, nature: Nature) -> Result<String, Reply> {
+    if nature.is(Breed::Stripe) {
+        return Ok(line.to_owned());
+    }
     let Some(inner) = line.strip_prefix('"') else {
         let bare = |c: char| c.is_ascii_graphic() && !"\",;\\".contains(c);
         // An empty header value is the empty key, which is refused by its length.
@@ -73,10 +88,18 @@ fn unquote(line: &str, defect: Option<Defect>) -> Result<String, Reply> {
     }
     let after = rest.as_str();
     let parameters = after.is_empty() || after.trim_start().starts_with(';');
-    if !parameters && defect != Some(Defect::FirstOfTwoKeys) {
+    if !parameters && !nature.has(Defect::FirstOfTwoKeys) {
         return Err(malformed("Send one key, not a list."));
     }
     Ok(key)
+}
+
+fn is_uuid(key: &str) -> bool {
+    key.len() == 36
+        && key.bytes().enumerate().all(|(at, byte)| match at {
+            8 | 13 | 18 | 23 => byte == b'-',
+            _ => byte.is_ascii_hexdigit(),
+        })
 }
 
 fn malformed(what: &str) -> Reply {
@@ -84,25 +107,25 @@ fn malformed(what: &str) -> Reply {
 }
 
 /// What must be the same when a key comes again.
-pub(crate) fn fingerprint(head: &Parts, body: &[u8], defect: Option<Defect>) -> String {
+pub(crate) fn fingerprint(head: &Parts, body: &[u8], nature: Nature) -> String {
     let mut hash = Sha256::new();
     let mut part = |bytes: &[u8]| {
         hash.update((bytes.len() as u64).to_be_bytes());
         hash.update(bytes);
     };
-    if defect == Some(Defect::NoFingerprint) {
+    if nature.has(Defect::NoFingerprint) {
         return String::new();
     }
-    if defect != Some(Defect::MethodIgnored) {
+    if !nature.has(Defect::MethodIgnored) {
         part(head.method.as_str().as_bytes());
     }
-    if defect != Some(Defect::PathIgnored) {
+    if !nature.has(Defect::PathIgnored) {
         part(head.uri.path().as_bytes());
     }
-    if defect != Some(Defect::QueryIgnored) {
+    if !nature.has(Defect::QueryIgnored) {
         part(head.uri.query().unwrap_or_default().as_bytes());
     }
-    match defect {
+    match nature.defect {
         Some(Defect::FingerprintOfPrefix) => part(&body[..body.len().min(30 << 10)]),
         Some(Defect::FingerprintOfDoubles) => match serde_json::from_slice::<Value>(body) {
             Ok(json) => part(doubles(json).to_string().as_bytes()),

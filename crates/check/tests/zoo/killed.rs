@@ -12,10 +12,11 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use crate::defect::Defect;
+use crate::nature::{Breed, Nature};
 use crate::serve::Server;
 use crate::shop::Shop;
 
-const DEFECT: &str = "ONLYONCE_ZOO_DEFECT";
+const NATURE: &str = "ONLYONCE_ZOO_NATURE";
 const ADDR: &str = "ONLYONCE_ZOO_ADDR";
 const JOURNAL: &str = "ONLYONCE_ZOO_JOURNAL";
 const BODY: &str = r#"{"amount":100}"#;
@@ -32,18 +33,18 @@ pub(crate) struct Killable {
 
 #[derive(Debug)]
 struct Life {
-    defect: Option<Defect>,
+    nature: Nature,
     addr: SocketAddr,
     folder: TempDir,
     process: Process,
 }
 
 impl Killable {
-    /// Starts one. No defect: the right one.
-    pub(crate) async fn start(defect: impl Into<Option<Defect>>) -> Self {
-        let (defect, folder) = (defect.into(), tempfile::tempdir().unwrap());
-        let (process, addr) = spawn(defect, folder.path(), "127.0.0.1:0".parse().unwrap()).await;
-        let life = Life { defect, addr, folder, process };
+    /// Starts one.
+    pub(crate) async fn start(nature: impl Into<Nature>) -> Self {
+        let (nature, folder) = (nature.into(), tempfile::tempdir().unwrap());
+        let (process, addr) = spawn(nature, folder.path(), "127.0.0.1:0".parse().unwrap()).await;
+        let life = Life { nature, addr, folder, process };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let control = listener.local_addr().unwrap();
         let listening = tokio::spawn(obey(listener, life));
@@ -78,7 +79,7 @@ impl Drop for Killable {
 impl Life {
     async fn restart(&mut self) {
         self.process.kill_9().await.unwrap();
-        (self.process, _) = spawn(self.defect, self.folder.path(), self.addr).await;
+        (self.process, _) = spawn(self.nature, self.folder.path(), self.addr).await;
     }
 }
 
@@ -90,11 +91,11 @@ async fn obey(listener: TcpListener, mut life: Life) {
     }
 }
 
-async fn spawn(defect: Option<Defect>, folder: &Path, addr: SocketAddr) -> (Process, SocketAddr) {
+async fn spawn(nature: Nature, folder: &Path, addr: SocketAddr) -> (Process, SocketAddr) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "killed::plays_its_part", "--nocapture"]);
     command.env(JOURNAL, folder.join("journal")).env(ADDR, addr.to_string());
-    command.env(DEFECT, defect.map_or("", Defect::name));
+    command.env(NATURE, nature.name());
     let mut process = Process::from_command(command.into()).unwrap();
     process.wait_output("listens on <").await.unwrap();
     let said = process.stdout();
@@ -111,8 +112,8 @@ async fn plays_its_part() {
     let folder = tempfile::tempdir().unwrap();
     let mut bodies = Vec::new();
     for _ in 0..2 {
-        let shop = Shop::recover(None, &folder.path().join("journal"));
-        let server = Server::start_on("127.0.0.1:0".parse().unwrap(), shop, None).await;
+        let shop = Shop::recover(Nature::default(), &folder.path().join("journal"));
+        let server = Server::start_on("127.0.0.1:0".parse().unwrap(), shop, Nature::default()).await;
         let client = Client::new(server.addr);
         bodies.push(client.post("/pay").key("k").body(BODY).send().await.unwrap().body);
         let count = client.get("/effects").send().await.unwrap().json()["count"].clone();
@@ -122,10 +123,9 @@ async fn plays_its_part() {
 }
 
 async fn be_a_server(journal: PathBuf) {
-    let defect = std::env::var(DEFECT).unwrap();
-    let defect = Defect::ALL.iter().copied().find(|known| known.name() == defect);
-    let shop = Shop::recover(defect, &journal);
-    let server = Server::start_on(std::env::var(ADDR).unwrap().parse().unwrap(), shop, defect).await;
+    let nature = Nature::named(&std::env::var(NATURE).unwrap());
+    let shop = Shop::recover(nature, &journal);
+    let server = Server::start_on(std::env::var(ADDR).unwrap().parse().unwrap(), shop, nature).await;
     println!("\nlistens on <{}>", server.addr);
     // Whoever started it may end without a word.
     let parent = std::os::unix::process::parent_id();
@@ -135,8 +135,8 @@ async fn be_a_server(journal: PathBuf) {
 }
 
 /// How often it was paid, and whether the key answers in the end, after a kill in mid-request and one after the answer.
-async fn after_crashes(defect: Option<Defect>) -> [(u64, bool); 2] {
-    let server = Killable::start(defect).await;
+async fn after_crashes(nature: Nature) -> [(u64, bool); 2] {
+    let server = Killable::start(nature).await;
     let head = format!(
         "POST /pay HTTP/1.1\r\nHost: zoo\r\nIdempotency-Key: a\r\nContent-Length: {}\r\n\r\n",
         SLOW.len()
@@ -155,14 +155,16 @@ async fn after_crashes(defect: Option<Defect>) -> [(u64, bool); 2] {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_shows_who_is_wrong() {
-    let (right, stuck, again, forgets) = tokio::join!(
-        after_crashes(None),
-        after_crashes(Some(Defect::StuckAfterCrash)),
-        after_crashes(Some(Defect::RunsAgainAfterCrash)),
-        after_crashes(Some(Defect::ForgetsOnRestart)),
+    let (right, stuck, again, forgets, unknown) = tokio::join!(
+        after_crashes(Nature::default()),
+        after_crashes(Defect::StuckAfterCrash.into()),
+        after_crashes(Defect::RunsAgainAfterCrash.into()),
+        after_crashes(Defect::ForgetsOnRestart.into()),
+        after_crashes(Breed::UnknownAfterCrash.into()),
     );
     assert_eq!(right, [(1, true), (1, true)]);
     assert_eq!(stuck, [(0, false), (1, true)]);
     assert_eq!(again, [(2, true), (1, true)]);
     assert_eq!(forgets, [(1, true), (2, true)]);
+    assert_eq!(unknown, [(1, false), (1, true)]);
 }

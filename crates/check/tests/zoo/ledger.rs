@@ -3,32 +3,41 @@
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::nature::{Breed, Nature};
 use crate::wire::Reply;
 
 /// How much may be paid at once.
 const LIMIT: u64 = 1_000_000;
-const START: i64 = 100_000_000;
+const START: u64 = 1_000_000_000;
 
 /// What was paid, and how often.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    pub(crate) count: u64,
-    paid: u64,
+    payments: Vec<(Instant, u64)>,
 }
 
 impl Ledger {
     pub(crate) fn pay(&mut self, amount: u64) -> u64 {
-        self.count += 1;
-        self.paid += amount;
-        self.count
+        self.payments.push((Instant::now(), amount));
+        self.count()
     }
 
-    pub(crate) fn balance(&self) -> i64 {
-        START - self.paid as i64
+    pub(crate) fn count(&self) -> u64 {
+        self.payments.len() as u64
+    }
+
+    pub(crate) fn balance(&self) -> u64 {
+        self.before(Instant::now()).1
+    }
+
+    /// How many payments there were by then, and what was left.
+    pub(crate) fn before(&self, then: Instant) -> (u64, u64) {
+        let seen = self.payments.iter().filter(|(at, _)| *at <= then);
+        seen.fold((0, START), |(count, left), (_, amount)| (count + 1, left - amount))
     }
 }
 
@@ -58,12 +67,14 @@ pub(crate) enum Receipt {
     Binary,
     /// Some 100 KB.
     Big,
+    /// With a `Content-Encoding`.
+    Gzip,
     /// 204.
     Empty,
 }
 
 impl Order {
-    /// Reads `{"amount": n, "slow": ms | "gate", "flaky": bool, "receipt": "binary" | "big" | "empty"}`; all but `amount` may
+    /// Reads `{"amount": n, "slow": ms | "gate", "flaky": bool, "receipt": "binary" | "big" | "gzip" | "empty"}`; all but `amount` may
     /// be left out, and other members are welcome.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, Reply> {
         let bad = |what: &str| Reply::problem(400, "bad-order", what);
@@ -76,8 +87,9 @@ impl Order {
             None => Receipt::Json,
             Some("binary") => Receipt::Binary,
             Some("big") => Receipt::Big,
+            Some("gzip") => Receipt::Gzip,
             Some("empty") => Receipt::Empty,
-            Some(_) => return Err(bad("receipt must be binary, big or empty.")),
+            Some(_) => return Err(bad("receipt must be binary, big, gzip or empty.")),
         };
         let takes = match &order["slow"] {
             Value::String(gate) if gate == "gate" => Takes::Gate,
@@ -88,7 +100,10 @@ impl Order {
 }
 
 /// The answer to payment number `id`.
-pub(crate) fn receipt(order: &Order, id: u64, balance: i64, path: &str) -> Reply {
+pub(crate) fn receipt(order: &Order, id: u64, balance: u64, path: &str, nature: Nature) -> Reply {
+    if nature.is(Breed::Silent) {
+        return Reply::new(200, r#"{"ok":true}"#).header("content-type", "application/json");
+    }
     let (content_type, body) = match order.receipt {
         // Members that are not sorted, so that JSON written anew differs.
         Receipt::Json => (
@@ -100,9 +115,14 @@ pub(crate) fn receipt(order: &Order, id: u64, balance: i64, path: &str) -> Reply
             ("application/octet-stream", bytes)
         }
         Receipt::Big => ("text/plain", format!("payment {id}\n").repeat(8_000).into_bytes()),
+        Receipt::Gzip => ("text/plain", gzip(format!("payment {id}\n").as_bytes())),
         Receipt::Empty => ("", Vec::new()),
     };
-    let status = if order.receipt == Receipt::Empty { 204 } else { 201 };
+    let status = match order.receipt {
+        Receipt::Empty => 204,
+        _ if nature.is(Breed::SeeOther) => 303,
+        _ => 201,
+    };
     let mut reply = Reply::new(status, body)
         .header("location", &format!("{path}/{id}"))
         .header("link", &format!("<{path}/{id}/refund>; rel=\"refund\""))
@@ -112,7 +132,22 @@ pub(crate) fn receipt(order: &Order, id: u64, balance: i64, path: &str) -> Reply
     if !content_type.is_empty() {
         reply = reply.header("content-type", content_type);
     }
-    reply
+    if order.receipt == Receipt::Gzip { reply.header("content-encoding", "gzip") } else { reply }
+}
+
+/// RFC 1952, with one block that is stored as it is.
+fn gzip(text: &[u8]) -> Vec<u8> {
+    let length = text.len() as u16;
+    let mut bytes = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255, 1];
+    bytes.extend(length.to_le_bytes());
+    bytes.extend((!length).to_le_bytes());
+    bytes.extend(text);
+    let checksum = text.iter().fold(!0_u32, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| (crc >> 1) ^ (0xedb8_8320 & (crc & 1).wrapping_neg()))
+    });
+    bytes.extend((!checksum).to_le_bytes());
+    bytes.extend(u32::from(length).to_le_bytes());
+    bytes
 }
 
 /// Lines of JSON, each appended by one write: a killed process leaves whole lines.

@@ -6,6 +6,7 @@ mod defect;
 mod key;
 mod killed;
 mod ledger;
+mod nature;
 mod proof;
 mod serve;
 mod shop;

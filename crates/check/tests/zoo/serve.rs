@@ -17,6 +17,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use crate::defect::Defect;
 use crate::key;
+use crate::nature::{Breed, Nature};
 use crate::shop::{Call, Shop};
 use crate::wire::Reply;
 
@@ -31,17 +32,17 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts one on a free port. No defect: the right one.
-    pub(crate) async fn start(defect: impl Into<Option<Defect>>) -> Self {
-        let defect = defect.into();
-        Self::start_on("127.0.0.1:0".parse().unwrap(), Shop::new(defect), defect).await
+    /// Starts one on a free port.
+    pub(crate) async fn start(nature: impl Into<Nature>) -> Self {
+        let nature = nature.into();
+        Self::start_on("127.0.0.1:0".parse().unwrap(), Shop::new(nature), nature).await
     }
 
-    pub(crate) async fn start_on(addr: SocketAddr, shop: Shop, defect: Option<Defect>) -> Self {
+    pub(crate) async fn start_on(addr: SocketAddr, shop: Shop, nature: Nature) -> Self {
         let listener = TcpListener::bind(addr).await.expect("the address is free");
         let addr = listener.local_addr().unwrap();
         let shop = Arc::new(shop);
-        let accept = tokio::spawn(accept(listener, shop.clone(), defect));
+        let accept = tokio::spawn(accept(listener, shop.clone(), nature));
         Self { addr, shop, accept }
     }
 }
@@ -52,7 +53,7 @@ impl Drop for Server {
     }
 }
 
-async fn accept(listener: TcpListener, shop: Arc<Shop>, defect: Option<Defect>) {
+async fn accept(listener: TcpListener, shop: Arc<Shop>, nature: Nature) {
     let mut connections = JoinSet::new();
     // Connections are dealt to two workers in turn, those that pay.
     let dealt = Arc::new(AtomicUsize::new(0));
@@ -63,10 +64,10 @@ async fn accept(listener: TcpListener, shop: Arc<Shop>, defect: Option<Defect>) 
         connections.spawn(async move {
             let worker = Arc::new(OnceLock::new());
             let service = service_fn(move |request: Request<Incoming>| {
-                let (shop, defect) = (shop.clone(), defect);
+                let shop = shop.clone();
                 let pays = request.method() != Method::GET;
                 let worker = pays.then(|| *worker.get_or_init(|| dealt.fetch_add(1, Ordering::Relaxed) % 2));
-                handle(request, worker.unwrap_or_default(), shop, defect)
+                handle(request, worker.unwrap_or_default(), shop, nature)
             });
             let http = hyper::server::conn::http1::Builder::new();
             // A client may go at any moment; that is what is tested.
@@ -79,10 +80,10 @@ async fn handle(
     request: Request<Incoming>,
     worker: usize,
     shop: Arc<Shop>,
-    defect: Option<Defect>,
+    nature: Nature,
 ) -> Result<Response<Full<Bytes>>, Gone> {
     let (head, body) = request.into_parts();
-    let deaf = match defect {
+    let deaf = match nature.defect {
         Some(Defect::Constant) => {
             Some(Reply::new(200, r#"{"ok":true}"#).header("content-type", "application/json"))
         }
@@ -103,7 +104,35 @@ async fn handle(
     if !pays || !head.uri.path().starts_with("/pay") {
         return Ok(Reply::problem(404, "not-found", "POST /pay, or GET /effects.").into());
     }
-    pay(&head, body, worker, shop, defect).await.map(Into::into)
+    if nature.is(Breed::Auth) && !head.headers.contains_key("authorization") {
+        return Ok(Reply::problem(401, "unauthorized", "Who are you?").into());
+    }
+    if nature.is(Breed::RateLimited) && !shop.has_a_place() {
+        return Ok(Reply::problem(429, "too-many", "Not so fast.").header("retry-after", "1").into());
+    }
+    let claims_replay = nature.has(Defect::MarkerForged) && head.headers.contains_key("idempotency-replayed");
+    let mut reply = pay(&head, body, worker, shop.clone(), nature).await?;
+    if claims_replay {
+        reply = reply.without("idempotency-replayed").header("idempotency-replayed", "true");
+    }
+    Ok(of_the_moment(reply, &shop, nature).into())
+}
+
+/// Headers that are no part of what is stored.
+fn of_the_moment(reply: Reply, shop: &Shop, nature: Nature) -> Reply {
+    match nature.breed {
+        Breed::Closes => reply.header("connection", "close"),
+        Breed::Volatile => {
+            let number = shop.begun.get();
+            reply
+                .header("x-request-id", &format!("req-{number}"))
+                .header("x-amzn-requestid", &format!("a-{number}"))
+                .header("x-ratelimit-remaining", &format!("{}", 100_000 - number))
+                .header("x-runtime", &format!("0.{number:06}"))
+                .header("server-timing", &format!("app;dur={number}"))
+        }
+        _ => reply,
+    }
 }
 
 async fn pay(
@@ -111,13 +140,13 @@ async fn pay(
     body: Incoming,
     worker: usize,
     shop: Arc<Shop>,
-    defect: Option<Defect>,
+    nature: Nature,
 ) -> Result<Reply, Gone> {
     let _open = shop.open.enter();
     std::mem::forget(shop.begun.enter());
     let path = head.uri.path().to_owned();
-    let id = match key::read(head, defect) {
-        _ if matches!(defect, Some(Defect::NoKeys | Defect::Echo)) => None,
+    let id = match key::read(head, nature) {
+        _ if matches!(nature.defect, Some(Defect::NoKeys | Defect::Echo)) => None,
         Ok(id) => id,
         Err(refusal) if refusal.is("application/problem+json") => {
             return Ok(shop.refusal(refusal));
@@ -126,31 +155,37 @@ async fn pay(
     };
     let Some(mut id) = id else {
         let body = whole(body).await?;
-        if defect == Some(Defect::Echo) {
+        if nature.has(Defect::Echo) {
             return Ok(Reply::new(200, body).header("content-type", "application/json"));
         }
         return Ok(shop.unguarded(&path, &body).await);
     };
-    if defect == Some(Defect::PerWorker) {
+    if nature.has(Defect::PerWorker) {
         id.scope.push_str(&format!("/{worker}"));
     }
     let mut call = Call { id, fingerprint: String::new(), path, body: Bytes::new() };
-    if defect == Some(Defect::StuckAfterHalf) {
-        return early(head, call, body, shop, defect).await;
+    if nature.has(Defect::StuckAfterHalf) {
+        return early(head, call, body, shop, nature).await;
     }
-    call.body = match defect {
+    call.body = match nature.defect {
         Some(Defect::HalfBodyPoisons) => whatever(body).await,
         _ => whole(body).await?,
     };
+    if call.body.len() > BODY_MAX && nature.has(Defect::UnguardedBig) {
+        return Ok(shop.unguarded(&call.path, &call.body).await);
+    }
     if call.body.len() > BODY_MAX {
         return Ok(Reply::problem(413, "too-large", "A body has 1 MiB at most."));
     }
-    call.fingerprint = key::fingerprint(head, &call.body, defect);
+    call.fingerprint = key::fingerprint(head, &call.body, nature);
     let work = async move { shop.answer(&call).await };
-    match defect {
+    let attached = nature.has(Defect::StuckAfterDisconnect)
+        || nature.has(Defect::RunsAgainAfterDisconnect)
+        || nature.is(Breed::Cancels);
+    match attached {
         // The work is a part of the connection's own future, which is dropped with the connection.
-        Some(Defect::StuckAfterDisconnect | Defect::RunsAgainAfterDisconnect) => Ok(work.await),
-        _ => tokio::spawn(work).await.map_err(|_| Gone),
+        true => Ok(work.await),
+        false => tokio::spawn(work).await.map_err(|_| Gone),
     }
 }
 
@@ -175,15 +210,15 @@ async fn early(
     mut call: Call,
     body: Incoming,
     shop: Arc<Shop>,
-    defect: Option<Defect>,
+    nature: Nature,
 ) -> Result<Reply, Gone> {
     let Some(token) = shop.claim_early(&call) else {
         call.body = whole(body).await?;
-        call.fingerprint = key::fingerprint(head, &call.body, defect);
+        call.fingerprint = key::fingerprint(head, &call.body, nature);
         return Ok(shop.answer(&call).await);
     };
     call.body = whole(body).await?;
-    call.fingerprint = key::fingerprint(head, &call.body, defect);
+    call.fingerprint = key::fingerprint(head, &call.body, nature);
     let work = async move { shop.run_early(&call, token).await };
     tokio::spawn(work).await.map_err(|_| Gone)
 }

@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 use crate::defect::Defect;
 use crate::key::Id;
 use crate::ledger::{Journal, Ledger, Order, Takes, paid, receipt};
+use crate::nature::{Breed, Nature};
 use crate::wire::Reply;
 
 /// Between the look-up and the insert of who checks, then inserts.
@@ -23,16 +24,22 @@ const SHORT_LOCK: Duration = Duration::from_millis(100);
 /// The lock that hides a result.
 const LONG_LOCK: Duration = Duration::from_secs(5);
 const FEW: usize = 8;
+const PER_SECOND: usize = 50;
+/// How late an effect is seen.
+const LAG: Duration = Duration::from_millis(400);
+/// What the slow one adds to everything.
+const SLOW: Duration = Duration::from_millis(1200);
 
 /// Payments and keys.
 #[derive(Debug)]
 pub(crate) struct Shop {
-    defect: Option<Defect>,
+    nature: Nature,
     state: Mutex<State>,
-    /// Requests that came, those whose connection waits for an answer, and those whose work runs.
+    /// Requests that came, those whose connection waits for an answer, those whose work runs, and those that wait for another's.
     pub(crate) begun: Gauge,
     pub(crate) open: Gauge,
     pub(crate) running: Gauge,
+    pub(crate) waiting: Gauge,
     gate: Semaphore,
 }
 
@@ -70,6 +77,8 @@ struct State {
     failed_once: HashMap<Id, bool>,
     journal: Option<Journal>,
     next_token: u64,
+    /// In the last second.
+    admitted: VecDeque<Instant>,
 }
 
 #[derive(Clone, Debug)]
@@ -100,18 +109,22 @@ enum Claim {
     Running,
     Mismatch,
     Done(Reply),
+    /// A crash took what was known.
+    Unknown,
+    /// Waited, and then did not look.
+    Waited,
     Violation,
 }
 
 impl Shop {
-    pub(crate) fn new(defect: Option<Defect>) -> Self {
-        let (begun, open, running) = Default::default();
-        Self { defect, state: Mutex::default(), begun, open, running, gate: Semaphore::new(0) }
+    pub(crate) fn new(nature: Nature) -> Self {
+        let (begun, open, running, waiting) = Default::default();
+        Self { nature, state: Mutex::default(), begun, open, running, waiting, gate: Semaphore::new(0) }
     }
 
     /// With what the journal says.
-    pub(crate) fn recover(defect: Option<Defect>, journal: &Path) -> Self {
-        let shop = Self::new(defect);
+    pub(crate) fn recover(nature: Nature, journal: &Path) -> Self {
+        let shop = Self::new(nature);
         let (journal, lines) = Journal::open(journal);
         let mut state = shop.state.lock();
         for line in lines {
@@ -134,45 +147,72 @@ impl Shop {
     }
 
     fn has(&self, defect: Defect) -> bool {
-        self.defect == Some(defect)
+        self.nature.has(defect)
+    }
+
+    fn is(&self, breed: Breed) -> bool {
+        self.nature.is(breed)
     }
 
     /// How many payments there were.
     pub(crate) fn count(&self) -> u64 {
-        self.state.lock().ledger.count
+        self.state.lock().ledger.count()
     }
 
     /// For who asks from outside.
     pub(crate) fn effects(&self) -> Value {
         let state = self.state.lock();
-        json!({"count": state.ledger.count, "balance": state.ledger.balance()})
+        let lag = if self.is(Breed::LateEffect) { LAG } else { Duration::ZERO };
+        let (count, balance) = state.ledger.before(Instant::now() - lag);
+        json!({"count": count, "balance": balance})
     }
 
     /// Answers one call: by the work, or by what is known of its key.
-    pub(crate) async fn answer(&self, call: &Call) -> Reply {
-        match self.claim(call).await {
+    pub(crate) async fn answer(self: &Arc<Self>, call: &Call) -> Reply {
+        let claim = self.claim(call).await;
+        let claim = match claim {
+            Claim::Running if self.is(Breed::Waits) || self.has(Defect::WaiterGetsEmpty) => {
+                self.wait(call).await
+            }
+            claim => claim,
+        };
+        match claim {
             Claim::Won(token) => {
-                let reply = self.run(call, token).await;
+                let reply = if self.is(Breed::Accepts) {
+                    self.accept(call, token)
+                } else {
+                    self.run(call, token).await
+                };
                 let first = if self.has(Defect::MarkerOnFirst) { marked(reply) } else { reply };
                 self.with_expiry(first)
             }
             Claim::Running => self.refuse(
-                409,
+                if self.is(Breed::TooEarly) { 425 } else { 409 },
                 "in-progress",
                 "A request with this key is being worked on; try again later.",
             ),
             Claim::Mismatch => {
-                let status = if self.has(Defect::MismatchIs409) { 409 } else { 422 };
+                let status = match self.nature {
+                    nature if nature.has(Defect::MismatchIs409) => 409,
+                    nature if nature.is(Breed::Stripe) => 400,
+                    _ => 422,
+                };
                 self.refuse(status, "key-reused", "This key was used for another request.")
             }
             Claim::Done(reply) => self.replay(call, reply).await,
+            Claim::Unknown => {
+                let problem =
+                    r#"{"title":"unknown","status":409,"code":"outcome-unknown","retryable":false}"#;
+                Reply::new(409, problem).header("content-type", "application/problem+json")
+            }
+            Claim::Waited => Reply::new(200, ""),
             Claim::Violation => Reply::new(500, "UNIQUE constraint failed: idempotency_keys.key"),
         }
     }
 
     fn refuse(&self, status: u16, code: &str, detail: &str) -> Reply {
         let refusal = self.refusal(Reply::problem(status, code, detail));
-        if code == "in-progress" && !self.has(Defect::NoRetryAfter) {
+        if code == "in-progress" && !self.has(Defect::NoRetryAfter) && !self.is(Breed::Terse) {
             return refusal.header("retry-after", "1");
         }
         refusal
@@ -180,14 +220,17 @@ impl Shop {
 
     /// A refusal that concerns keys.
     pub(crate) fn refusal(&self, refusal: Reply) -> Reply {
-        if self.has(Defect::PlainRefusals) {
-            return Reply::new(refusal.status, "Bad idempotency key").header("content-type", "text/plain");
+        if self.has(Defect::PlainRefusals) || self.is(Breed::Terse) {
+            let text = "Bad idempotency key";
+            return Reply { body: text.into(), ..refusal }
+                .without("content-type")
+                .header("content-type", "text/plain");
         }
-        refusal
+        if self.has(Defect::NoLinks) { refusal.without("link") } else { refusal }
     }
 
     fn with_expiry(&self, reply: Reply) -> Reply {
-        if self.has(Defect::NoExpiry) {
+        if self.has(Defect::NoExpiry) || self.is(Breed::Terse) {
             return reply;
         }
         reply.header("idempotency-key-expires", "Fri, 31 Dec 2100 23:59:59 GMT")
@@ -204,6 +247,18 @@ impl Shop {
         self.pay(&mut self.state.lock(), &order, path)
     }
 
+    /// Whether there was room for one more request in this second.
+    pub(crate) fn has_a_place(&self) -> bool {
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        state.admitted.retain(|then| now - *then < Duration::from_secs(1));
+        let has = state.admitted.len() < PER_SECOND;
+        if has {
+            state.admitted.push_back(now);
+        }
+        has
+    }
+
     /// Lets the work end that waits at the gate, now and later.
     pub(crate) fn open_gate(&self) {
         self.gate.close();
@@ -211,6 +266,7 @@ impl Shop {
 
     async fn work(&self, order: &Order) {
         match order.takes {
+            Takes::Time(time) if self.is(Breed::Slow) => tokio::time::sleep(time + SLOW).await,
             Takes::Time(time) => tokio::time::sleep(time).await,
             // Closed means open: nobody has to wait any more.
             Takes::Gate => assert!(self.gate.acquire().await.is_err()),
@@ -238,8 +294,15 @@ impl Shop {
 
     /// What is known of a key; `None` for nothing.
     fn look_up(&self, state: &mut State, call: &Call) -> Option<Claim> {
-        let entry = state.keys.get(&call.id)?.clone();
+        let entry = match state.keys.get(&call.id) {
+            Some(entry) => entry.clone(),
+            None if self.has(Defect::OneLockForAll) && self.running.get() > 0 => return Some(Claim::Running),
+            None => return None,
+        };
         let running = matches!(entry.progress, Progress::Running);
+        if running && entry.token == 0 && self.is(Breed::UnknownAfterCrash) {
+            return Some(Claim::Unknown);
+        }
         if self.has(Defect::LockHidesResult) && entry.since.elapsed() < LONG_LOCK && entry.token != 0 {
             return Some(Claim::Running);
         }
@@ -287,7 +350,7 @@ impl Shop {
     fn insert(&self, state: &mut State, call: &Call) -> u64 {
         state.next_token += 1;
         let token = state.next_token;
-        if self.has(Defect::StuckAfterCrash) {
+        if self.has(Defect::StuckAfterCrash) || self.is(Breed::UnknownAfterCrash) {
             self.write(
                 state,
                 &json!({"key": call.id.key, "scope": call.id.scope, "fingerprint": call.fingerprint}),
@@ -315,12 +378,11 @@ impl Shop {
             Ok(order) => order,
             Err(refusal) => return self.finish(&mut self.state.lock(), call, token, refusal, None),
         };
-        let early = match self.defect {
-            Some(Defect::RunsAgainAfterCrash | Defect::RunsAgainAfterDisconnect) if !order.flaky => {
-                Some(self.pay(&mut self.state.lock(), &order, &call.path))
-            }
-            _ => None,
-        };
+        let pays_first = self.has(Defect::RunsAgainAfterCrash)
+            || self.has(Defect::RunsAgainAfterDisconnect)
+            || self.is(Breed::UnknownAfterCrash);
+        let early =
+            (pays_first && !order.flaky).then(|| self.pay(&mut self.state.lock(), &order, &call.path));
         let _freed = FreeOnDrop { shop: self, call };
         self.work(&order).await;
         let mut state = self.state.lock();
@@ -346,7 +408,7 @@ impl Shop {
 
     fn pay_unwritten(&self, state: &mut State, order: &Order, path: &str) -> Reply {
         let id = state.ledger.pay(order.amount);
-        receipt(order, id, state.ledger.balance(), path)
+        receipt(order, id, state.ledger.balance(), path, self.nature)
     }
 
     fn write(&self, state: &mut State, line: &Value) {
@@ -360,7 +422,8 @@ impl Shop {
         let transient = reply.status >= 500;
         let big = self.has(Defect::BigAnswerNotStored) && reply.body.len() > 64 << 10;
         let refused = self.has(Defect::FourxxNotStored) && (400..500).contains(&reply.status);
-        let freed = big || refused || transient && !self.has(Defect::FivexxStored);
+        let stores_5xx = self.has(Defect::FivexxStored) || self.is(Breed::Stripe);
+        let freed = big || refused || transient && !stores_5xx;
         let mut line = amount.map_or(json!({}), paid);
         if !freed && !self.has(Defect::ForgetsOnRestart) {
             line["key"] = call.id.key.as_str().into();
@@ -385,16 +448,20 @@ impl Shop {
         if !self.has(Defect::SetCookieReplayed) {
             reply = reply.without("set-cookie");
         }
-        match self.defect {
+        match self.nature.defect {
             Some(Defect::ReplayRuns) => {
                 self.unguarded(&call.path, &call.body).await;
             }
             Some(Defect::ReplayOfNow) => reply = self.of_now(reply),
             _ => {}
         }
-        reply = changed(reply, self.defect);
+        reply = changed(reply, self.nature);
         let reply = self.with_expiry(reply);
-        if self.has(Defect::NoMarker) { reply } else { marked(reply) }
+        match self.nature {
+            nature if nature.has(Defect::NoMarker) || nature.is(Breed::Terse) => reply,
+            nature if nature.is(Breed::Stripe) => reply.header("idempotent-replayed", "true"),
+            _ => marked(reply),
+        }
     }
 
     fn of_now(&self, mut reply: Reply) -> Reply {
@@ -410,6 +477,36 @@ impl Shop {
             reply.body = text.into();
         }
         reply
+    }
+
+    /// Asks again and again until the key is not in flight.
+    async fn wait(&self, call: &Call) -> Claim {
+        let _waiting = self.waiting.enter();
+        loop {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            match self.claim(call).await {
+                Claim::Running => {}
+                Claim::Done(_) if self.has(Defect::WaiterGetsEmpty) => return Claim::Waited,
+                claim => return claim,
+            }
+        }
+    }
+
+    /// Takes the order now, and pays later.
+    fn accept(self: &Arc<Self>, call: &Call, token: u64) -> Reply {
+        let order = match Order::parse(&call.body) {
+            Ok(order) => order,
+            Err(refusal) => return self.finish(&mut self.state.lock(), call, token, refusal, None),
+        };
+        let reply = Reply::new(202, r#"{"status":"pending"}"#)
+            .header("content-type", "application/json")
+            .header("location", &format!("/orders/{token}"));
+        let (shop, path) = (self.clone(), call.path.clone());
+        tokio::spawn(async move {
+            shop.work(&order).await;
+            shop.pay(&mut shop.state.lock(), &order, &path);
+        });
+        self.finish(&mut self.state.lock(), call, token, reply, None)
     }
 
     /// Claims for a request whose body has not come; `None` when the key is known.
@@ -432,8 +529,8 @@ fn marked(reply: Reply) -> Reply {
 }
 
 /// What a bad store makes of an answer.
-fn changed(mut reply: Reply, defect: Option<Defect>) -> Reply {
-    match defect {
+fn changed(mut reply: Reply, nature: Nature) -> Reply {
+    match nature.defect {
         Some(Defect::ReplayIs200) => reply.status = 200,
         Some(Defect::HeadersLost) => reply.headers.retain(|(name, _)| name == "content-type"),
         Some(Defect::LocationLost) => reply = reply.without("location"),
@@ -441,6 +538,7 @@ fn changed(mut reply: Reply, defect: Option<Defect>) -> Reply {
             let last: HashMap<_, _> = reply.headers.into_iter().collect();
             reply.headers = last.into_iter().collect();
         }
+        Some(Defect::EncodingLost) => reply = reply.without("content-encoding"),
         Some(Defect::TextDecoded) => reply.body = String::from_utf8_lossy(&reply.body).into_owned().into(),
         Some(Defect::JsonRewritten) => {
             if let Ok(json) = serde_json::from_slice::<Value>(&reply.body) {
@@ -461,7 +559,7 @@ struct FreeOnDrop<'a> {
 
 impl Drop for FreeOnDrop<'_> {
     fn drop(&mut self) {
-        if self.shop.has(Defect::RunsAgainAfterDisconnect) {
+        if self.shop.has(Defect::RunsAgainAfterDisconnect) || self.shop.is(Breed::Cancels) {
             let mut state = self.shop.state.lock();
             if matches!(state.keys.get(&self.call.id), Some(Entry { progress: Progress::Running, .. })) {
                 state.keys.remove(&self.call.id);

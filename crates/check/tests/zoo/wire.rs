@@ -22,7 +22,9 @@ impl Reply {
     /// A refusal (RFC 9457).
     pub(crate) fn problem(status: u16, code: &str, detail: &str) -> Self {
         let body = json!({"type": format!("urn:zoo:{code}"), "title": code, "status": status, "detail": detail, "code": code});
-        Self::new(status, body.to_string()).header("content-type", "application/problem+json")
+        Self::new(status, body.to_string())
+            .header("content-type", "application/problem+json")
+            .header("link", "<https://zoo.example/errors>; rel=\"describedby\"")
     }
 
     pub(crate) fn header(mut self, name: &str, value: &str) -> Self {
