@@ -3,11 +3,13 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "tests; they run in real time")]
 
 mod defect;
+mod gauge;
 mod key;
 mod killed;
 mod ledger;
 mod nature;
 mod proof;
+mod replay;
 mod serve;
 mod shop;
 mod wire;

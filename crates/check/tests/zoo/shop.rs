@@ -3,7 +3,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -12,9 +11,11 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use crate::defect::Defect;
+use crate::gauge::Gauge;
 use crate::key::Id;
 use crate::ledger::{Journal, Ledger, Order, Takes, paid, receipt};
 use crate::nature::{Breed, Nature};
+use crate::replay::{changed, marked, with_balance};
 use crate::wire::Reply;
 
 /// Between the look-up and the insert of who checks, then inserts.
@@ -41,31 +42,6 @@ pub(crate) struct Shop {
     pub(crate) running: Gauge,
     pub(crate) waiting: Gauge,
     gate: Semaphore,
-}
-
-/// How many there are.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Gauge(Arc<AtomicUsize>);
-
-/// One of them, until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Counted(Gauge);
-
-impl Gauge {
-    pub(crate) fn enter(&self) -> Counted {
-        self.0.fetch_add(1, Ordering::SeqCst);
-        Counted(self.clone())
-    }
-
-    pub(crate) fn get(&self) -> usize {
-        self.0.load(Ordering::SeqCst)
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::SeqCst);
-    }
 }
 
 #[derive(Debug, Default)]
@@ -452,7 +428,7 @@ impl Shop {
             Some(Defect::ReplayRuns) => {
                 self.unguarded(&call.path, &call.body).await;
             }
-            Some(Defect::ReplayOfNow) => reply = self.of_now(reply),
+            Some(Defect::ReplayOfNow) => reply = with_balance(reply, self.state.lock().ledger.balance()),
             _ => {}
         }
         reply = changed(reply, self.nature);
@@ -462,21 +438,6 @@ impl Shop {
             nature if nature.is(Breed::Stripe) => reply.header("idempotent-replayed", "true"),
             _ => marked(reply),
         }
-    }
-
-    fn of_now(&self, mut reply: Reply) -> Reply {
-        if let Ok(mut body) = serde_json::from_slice::<Value>(&reply.body)
-            && !body["balance"].is_null()
-        {
-            let now = self.state.lock().ledger.balance();
-            let text = format!(
-                r#"{{"id":{},"charged":{}, "balance":{now}}}"#,
-                body["id"].take(),
-                body["charged"].take()
-            );
-            reply.body = text.into();
-        }
-        reply
     }
 
     /// Asks again and again until the key is not in flight.
@@ -522,33 +483,6 @@ impl Shop {
         }
         self.with_expiry(self.run(call, token).await)
     }
-}
-
-fn marked(reply: Reply) -> Reply {
-    reply.header("idempotency-replayed", "true")
-}
-
-/// What a bad store makes of an answer.
-fn changed(mut reply: Reply, nature: Nature) -> Reply {
-    match nature.defect {
-        Some(Defect::ReplayIs200) => reply.status = 200,
-        Some(Defect::HeadersLost) => reply.headers.retain(|(name, _)| name == "content-type"),
-        Some(Defect::LocationLost) => reply = reply.without("location"),
-        Some(Defect::RepeatedCollapsed) => {
-            let last: HashMap<_, _> = reply.headers.into_iter().collect();
-            reply.headers = last.into_iter().collect();
-        }
-        Some(Defect::EncodingLost) => reply = reply.without("content-encoding"),
-        Some(Defect::TextDecoded) => reply.body = String::from_utf8_lossy(&reply.body).into_owned().into(),
-        Some(Defect::JsonRewritten) => {
-            if let Ok(json) = serde_json::from_slice::<Value>(&reply.body) {
-                reply.body = json.to_string().into();
-            }
-        }
-        Some(Defect::ReplayTruncated) => reply.body.truncate(16),
-        _ => {}
-    }
-    reply
 }
 
 /// Frees the key when the work is dropped in the middle.
