@@ -11,7 +11,7 @@ use crate::clock;
 use crate::effect::{Amount, Probe};
 use crate::options::{KeyStyle, Options};
 use crate::profile::Profile;
-use crate::seen::Effects;
+use crate::seen::{Effects, Parts};
 use crate::stop::{Step, Stop};
 use crate::story::{self, Story};
 use crate::trials::Cache;
@@ -64,16 +64,45 @@ pub(crate) struct Measured {
 }
 
 /// What the baseline found.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Facts {
     /// Keys are written bare.
     pub(crate) bare: bool,
-    /// Each run makes another answer.
-    pub(crate) tells: bool,
+    /// In what the answers of two runs differ.
+    pub(crate) differs: Parts,
+    /// What of an answer is not the same in its replay: said once, and no sign of a run in other scenarios.
+    pub(crate) lost: Parts,
     /// What one run moves the effect by.
     pub(crate) unit: Option<Amount>,
     /// How long the effect takes to show after the answer.
     pub(crate) lag: Duration,
+}
+
+impl Facts {
+    fn new(bare: bool) -> Self {
+        Self { bare, differs: Parts::NONE, lost: Parts::NONE, unit: None, lag: Duration::ZERO }
+    }
+
+    /// Whether each run makes another answer, in what replays keep.
+    pub(crate) fn tells(&self) -> bool {
+        self.differs.without(self.lost) != Parts::NONE
+    }
+
+    /// Whether two answers are of one run, as far as answers tell.
+    pub(crate) fn same_run(&self, one: &Answer, other: &Answer) -> bool {
+        Parts::ALL.without(Parts::alike(one, other)).without(self.lost) == Parts::NONE
+    }
+
+    /// Whether two answers are alike in something in which those of two runs differ.
+    pub(crate) fn has_sign_of_same_run(&self, one: &Answer, other: &Answer) -> bool {
+        let unlike = Parts::ALL.without(Parts::alike(one, other));
+        self.differs.without(unlike) != Parts::NONE
+    }
+
+    /// What a retry that did not run shows of replays.
+    pub(crate) fn learn_replay(&mut self, first: &Answer, replay: &Answer) {
+        self.lost = Parts::ALL.without(Parts::alike(first, replay));
+    }
 }
 
 /// The effect as it was before something was tried.
@@ -87,19 +116,21 @@ pub(crate) struct Lab<'a> {
     probe: Option<Probe>,
     facts: Mutex<Facts>,
     story: Mutex<Story>,
+    last_sent: Mutex<Option<clock::Instant>>,
     measured: Mutex<Vec<(Payload, Measured)>>,
     pub(crate) cache: Cache,
 }
 
 impl<'a> Lab<'a> {
     pub(crate) fn new(options: &'a Options, wire: Wire, probe: Option<Probe>) -> Self {
-        let facts = Facts { bare: options.key_style == KeyStyle::Bare, ..Facts::default() };
+        let facts = Facts::new(options.key_style == KeyStyle::Bare);
         Self {
             options,
             wire,
             probe,
             facts: Mutex::new(facts),
             story: Mutex::default(),
+            last_sent: Mutex::default(),
             measured: Mutex::default(),
             cache: Cache::default(),
         }
@@ -198,22 +229,36 @@ impl<'a> Lab<'a> {
 
     /// Sends a request whose lack of an answer tells something.
     pub(crate) async fn try_send(&self, call: &Call) -> Step<Result<Answer, NoAnswer>> {
-        let outcome = self.send_silently(call).await?;
+        const TRIES: u32 = 5;
+        let mut outcome = self.send_silently(call).await?;
+        for _ in 1..TRIES {
+            let Some(pause) = outcome.as_ref().ok().and_then(Answer::slow_down) else { break };
+            tokio::time::sleep(pause).await;
+            outcome = self.send_silently(call).await?;
+        }
         self.tell(story::call(call, &self.options.key_header), story::outcome(&outcome));
         Ok(outcome)
     }
 
     /// Sends a request that is not told of, one of many.
     pub(crate) async fn send_silently(&self, call: &Call) -> Step<Result<Answer, NoAnswer>> {
-        Ok(self.wire.send(call).await?)
+        let outcome = self.wire.send(call).await;
+        self.sent_now();
+        Ok(outcome?)
+    }
+
+    fn sent_now(&self) {
+        *self.last_sent.lock() = Some(clock::now());
     }
 
     pub(crate) async fn arm(&self, call: &Call) -> Step<Armed> {
+        self.sent_now();
         Ok(self.wire.arm(call).await??)
     }
 
     pub(crate) async fn begin(&self, call: &Call, until: Until) -> Step<Begun> {
         let begun = self.wire.begin(call, until).await??;
+        self.sent_now();
         let part = if until == Until::End { "" } else { ", half of it" };
         self.tell(
             format!("{}{part}", story::call(call, &self.options.key_header)),
@@ -241,7 +286,7 @@ impl<'a> Lab<'a> {
         let mut pause = Duration::from_millis(50);
         let mut times = 0_u32;
         loop {
-            let answer = self.wire.send(call).await??;
+            let answer = self.send_silently(call).await??;
             times += 1;
             let waited = clock::now().saturating_duration_since(start);
             if !answer.is_in_progress() || waited >= patience {
@@ -261,11 +306,33 @@ impl<'a> Lab<'a> {
 
     // ---- the effect
 
-    /// Begins to watch the effect.
+    /// Begins to watch the effect, once that of what was sent before has had the time to show.
     pub(crate) async fn watch(&self) -> Step<Watch> {
-        match &self.probe {
-            Some(probe) => Ok(Watch(Some(probe.read().await?))),
-            None => Ok(Watch(None)),
+        let Some(probe) = &self.probe else { return Ok(Watch(None)) };
+        let last_sent = *self.last_sent.lock();
+        if let Some(sent) = last_sent {
+            let since = clock::now().saturating_duration_since(sent);
+            let rest = (self.facts().lag * 2).saturating_sub(since);
+            tokio::time::sleep(rest).await;
+        }
+        Ok(Watch(Some(probe.read().await?)))
+    }
+
+    /// How long it takes until an effect is seen; none when it does not come, or nobody looks.
+    pub(crate) async fn arrival(&self, watch: Watch) -> Step<Option<Duration>> {
+        const ARRIVAL_MAX: Duration = Duration::from_secs(5);
+        let start = clock::now();
+        let mut pause = Duration::from_millis(10);
+        loop {
+            let waited = clock::now().saturating_duration_since(start);
+            match self.step_now(watch).await? {
+                None => return Ok(None),
+                Some(step) if !step.is_zero() => return Ok(Some(waited)),
+                Some(_) if waited >= ARRIVAL_MAX => return Ok(None),
+                Some(_) => {}
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_millis(250));
         }
     }
 
@@ -280,15 +347,10 @@ impl<'a> Lab<'a> {
     /// How far the effect moved, once it has had the time to: it is waited for where `expected`, and then for one
     /// more that should not come.
     pub(crate) async fn step(&self, watch: Watch, expected: bool) -> Step<Option<Amount>> {
-        const ARRIVAL_MAX: Duration = Duration::from_secs(5);
-        let start = clock::now();
-        let Some(mut last) = self.step_now(watch).await? else { return Ok(None) };
-        let mut pause = Duration::from_millis(10);
-        while expected && last.is_zero() && clock::now().saturating_duration_since(start) < ARRIVAL_MAX {
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_millis(250));
-            last = self.step_now(watch).await?.unwrap_or(last);
+        if expected {
+            self.arrival(watch).await?;
         }
+        let Some(mut last) = self.step_now(watch).await? else { return Ok(None) };
         let settle = self.options.settle.max(self.facts.lock().lag * 2);
         for _ in 0..5 {
             tokio::time::sleep(settle).await;
@@ -308,7 +370,22 @@ impl<'a> Lab<'a> {
 
     /// What one run of a body answers and moves the effect by; it runs once for all trials.
     pub(crate) async fn measure(&self, payload: Payload) -> Step<Measured> {
-        let known = self.measured.lock().iter().find(|(known, _)| *known == payload).map(|(_, m)| m.clone());
+        self.measure_nth(payload, 0).await
+    }
+
+    /// The same of one more run.
+    pub(crate) async fn measure_again(&self, payload: Payload) -> Step<Measured> {
+        self.measure_nth(payload, 1).await
+    }
+
+    async fn measure_nth(&self, payload: Payload, nth: usize) -> Step<Measured> {
+        let known = self
+            .measured
+            .lock()
+            .iter()
+            .filter(|(known, _)| *known == payload)
+            .nth(nth)
+            .map(|(_, m)| m.clone());
         if let Some(known) = known {
             return Ok(known);
         }
@@ -319,7 +396,10 @@ impl<'a> Lab<'a> {
             let said = story::answer(&answer);
             return Err(Stop::Unfit(format!("the body of {} was not accepted: {said}", payload.option())));
         }
-        let unit = self.step(watch, true).await?.filter(|step| !step.is_zero());
+        if let Some(lag) = self.arrival(watch).await? {
+            self.learn(|facts| facts.lag = facts.lag.max(lag).min(LAG_MAX));
+        }
+        let unit = self.step(watch, false).await?.filter(|step| !step.is_zero());
         let measured = Measured { answer, unit };
         self.learn_measured(payload, measured.clone());
         Ok(measured)
@@ -345,6 +425,8 @@ impl<'a> Lab<'a> {
     }
 }
 
+/// Longer than this no effect is waited for that may come from an earlier trial.
+const LAG_MAX: Duration = Duration::from_secs(3);
 const UNIQUE: &str = "{{unique}}";
 
 /// A random UUID, as the draft recommends for keys.

@@ -1,8 +1,11 @@
 //! What an answer and the effect tell about what happened.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 use crate::effect::Amount;
+use crate::lab::Facts;
 use crate::wire::Answer;
 
 /// How far the effect moved while something was tried.
@@ -51,6 +54,36 @@ impl Effects {
     }
 }
 
+/// Parts of an answer that may tell one run from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Parts {
+    pub(crate) status: bool,
+    pub(crate) body: bool,
+    pub(crate) location: bool,
+}
+
+impl Parts {
+    pub(crate) const ALL: Self = Self { status: true, body: true, location: true };
+    pub(crate) const NONE: Self = Self { status: false, body: false, location: false };
+
+    /// Those in which two answers are alike.
+    pub(crate) fn alike(one: &Answer, other: &Answer) -> Self {
+        Self {
+            status: one.status == other.status,
+            body: one.body == other.body,
+            location: one.headers.get("location") == other.headers.get("location"),
+        }
+    }
+
+    pub(crate) fn without(self, others: Self) -> Self {
+        Self {
+            status: self.status && !others.status,
+            body: self.body && !others.body,
+            location: self.location && !others.location,
+        }
+    }
+}
+
 /// What a request did whose operation, or a like one, had been answered before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Second {
@@ -64,8 +97,8 @@ pub(crate) enum Second {
     Unclear,
 }
 
-/// Compares a later answer with an earlier one. `tells`: each run of this API makes another answer.
-pub(crate) fn second(first: &Answer, later: &Answer, effects: Effects, tells: bool) -> Second {
+/// Compares a later answer with an earlier one.
+pub(crate) fn second(first: &Answer, later: &Answer, effects: Effects, facts: &Facts) -> Second {
     match effects {
         Effects::Count(n) if n != 0 => return Second::Ran,
         Effects::Odd(_) => return Second::Ran,
@@ -73,7 +106,7 @@ pub(crate) fn second(first: &Answer, later: &Answer, effects: Effects, tells: bo
         Effects::Count(_) => return Second::Replayed,
         Effects::Unseen => {}
     }
-    match (first.identity() == later.identity(), tells) {
+    match (facts.same_run(first, later), facts.tells()) {
         (true, true) => Second::Replayed,
         (false, true) => Second::Ran,
         (_, false) => Second::Unclear,
@@ -86,14 +119,13 @@ impl Answer {
         (200..400).contains(&self.status)
     }
 
-    /// What tells one run from another.
-    pub(crate) fn identity(&self) -> (u16, &[u8], Option<&[u8]>) {
-        (self.status, &self.body, self.headers.get("location").map(|value| value.as_bytes()))
-    }
-
-    /// What tells one run from another, as text for comparing many.
-    pub(crate) fn same_run(&self, other: &Self) -> bool {
-        self.identity() == other.identity()
+    /// A limit on how many requests one may send, and for how long to rest: nothing was done with this one.
+    pub(crate) fn slow_down(&self) -> Option<Duration> {
+        if self.status != 429 {
+            return None;
+        }
+        let seconds = self.header("retry-after").and_then(|value| value.trim().parse::<u64>().ok());
+        Some(Duration::from_secs(seconds.unwrap_or(1).clamp(1, 10)))
     }
 
     /// "Come back later": the operation is in flight.

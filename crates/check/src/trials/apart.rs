@@ -37,16 +37,16 @@ pub(super) async fn principals(lab: &Lab<'_>) -> Step<Finding> {
             story::answer(&other)
         )));
     }
-    let tells = lab.facts().tells;
+    let facts = lab.facts();
     Ok(match (unit, effects) {
         (Some(_), Effects::Count(0)) => {
             Broken("another caller with the same key got the stored answer".into())
         }
         (Some(_), Effects::Count(_)) => Held,
-        _ if !tells => {
+        _ if !facts.tells() => {
             NotObservable("the other caller's effect cannot be seen, and all answers are the same".into())
         }
-        _ if first.same_run(&other) => {
+        _ if facts.same_run(&first, &other) => {
             Broken("another caller with the same key got the stored answer".into())
         }
         _ => Held,
@@ -75,7 +75,7 @@ pub(super) async fn big_body(lab: &Lab<'_>) -> Step<Finding> {
     let again = lab.send(&call).await?;
     Ok(match lab.effects(watch, facts.unit, true).await? {
         Effects::Count(1) => Held,
-        Effects::Unseen if again.is_accepted() && facts.tells => match again.same_run(&first) {
+        Effects::Unseen if again.is_accepted() && facts.tells() => match facts.same_run(&again, &first) {
             true => Held,
             false => Broken("two sends of a body of 2 MiB got two answers".into()),
         },

@@ -1,14 +1,12 @@
 //! The baseline: two keys give two effects. Without it nothing else can be shown: a server that always says the same
 //! would pass whatever only compares answers.
 
-use std::time::Duration;
-
 use super::Finding;
-use crate::clock;
 use crate::effect::Amount;
 use crate::lab::{Lab, Measured, Payload};
 use crate::options::KeyStyle;
 use crate::profile::Profile;
+use crate::seen::Parts;
 use crate::stop::{Step, Stop};
 use crate::story;
 use crate::wire::Answer;
@@ -34,13 +32,12 @@ pub(super) async fn two_keys(lab: &Lab<'_>) -> Step<Finding> {
             hint(&first)
         )));
     }
-    let answered = clock::now();
     *lab.cache.earliest.lock() = Some((call, first.clone()));
-    let unit = lab.step(watch, true).await?;
+    if let Some(lag) = lab.arrival(watch).await? {
+        lab.learn(|facts| facts.lag = lag);
+    }
+    let unit = lab.step(watch, false).await?;
     if let Some(unit) = unit.filter(|unit| !unit.is_zero()) {
-        // The settling time is in here too: an upper bound, and only a slow effect makes it long.
-        let lag = clock::now().saturating_duration_since(answered).saturating_sub(lab.options.settle * 2);
-        lab.learn(|facts| facts.lag = lag.min(Duration::from_secs(2)));
         lab.learn(|facts| facts.unit = Some(unit));
     }
 
@@ -52,8 +49,8 @@ pub(super) async fn two_keys(lab: &Lab<'_>) -> Step<Finding> {
             story::answer(&second)
         )));
     }
-    let tells = !first.same_run(&second);
-    lab.learn(|facts| facts.tells = tells);
+    lab.learn(|facts| facts.differs = Parts::ALL.without(Parts::alike(&first, &second)));
+    let tells = lab.facts().tells();
     let Some(unit) = unit else { return Ok(without_probe(lab, tells, first)) };
     let other = lab.step(watch, !unit.is_zero()).await?.unwrap_or(unit);
     Ok(with_probe(lab, unit, other, first))

@@ -66,7 +66,7 @@ pub(super) fn answered(lab: &Lab<'_>, broken: &Broken) -> Finding {
     if !retry.is_accepted() {
         return Bad(format!("a retry was refused: {}", story::answer(retry)));
     }
-    match retry.same_run(again) {
+    match lab.facts().same_run(retry, again) {
         true => Held,
         false => Bad("two retries, one after the other, got different answers".into()),
     }

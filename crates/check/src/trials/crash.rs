@@ -62,8 +62,8 @@ pub(super) async fn restart(lab: &Lab<'_>) -> Step<Finding> {
     let watch = lab.watch().await?;
     let retry = lab.settled(&call, lab.options.patience).await?;
     let effects = lab.effects(watch, facts.unit, false).await?;
-    Ok(match second(&first, &retry, effects, facts.tells) {
-        Second::Replayed if retry.same_run(&first) => Held,
+    Ok(match second(&first, &retry, effects, &facts) {
+        Second::Replayed if facts.same_run(&retry, &first) => Held,
         Second::Replayed => Bad("after the restart a retry gets another answer".into()),
         Second::Ran => Bad("after the restart it ran again: the answer was forgotten".into()),
         Second::Refused => Bad(format!("after the restart a retry is refused: {}", story::answer(&retry))),

@@ -2,17 +2,19 @@
 
 use super::Finding::{self, Broken, Held, NotApplicable, NotObservable};
 use super::replay::marker;
-use crate::lab::{Lab, Payload};
+use crate::lab::{Lab, Op, Payload};
 use crate::seen::Effects;
 use crate::stop::Step;
 use crate::story;
+use crate::wire::Answer;
 
 /// A refusal for good is the operation's answer: a retry gets it again.
 pub(super) async fn definitive(lab: &Lab<'_>) -> Step<Finding> {
     if lab.options.failing_body.is_none() {
         return Ok(NotApplicable("give --failing-body, a body that is refused for good".into()));
     }
-    let call = lab.call(Payload::Failing, &lab.op())?;
+    let op = lab.op();
+    let call = lab.call(Payload::Failing, &op)?;
     let first = lab.send(&call).await?;
     if !(400..500).contains(&first.status) {
         return Ok(NotApplicable(format!(
@@ -26,14 +28,15 @@ pub(super) async fn definitive(lab: &Lab<'_>) -> Step<Finding> {
     if effects.moved() {
         return Ok(Broken(format!("the retry of a refused request ran: {}", effects.text())));
     }
-    if second.status != first.status {
+    let lost = lab.facts().lost;
+    if second.status != first.status && !lost.status {
         return Ok(Broken(format!(
             "the refusal was {}, its retry got {}",
             first.status,
             story::answer(&second)
         )));
     }
-    if second.body != first.body {
+    if second.body != first.body && !lost.body {
         return Ok(Broken("the retry got another refusal than the first".into()));
     }
     if marker(&second.headers).is_some() && marker(&first.headers).is_none() {
@@ -41,11 +44,26 @@ pub(super) async fn definitive(lab: &Lab<'_>) -> Step<Finding> {
     }
     // Work that is refused again says the same again, unless each run says something of its own.
     let other = lab.send(&lab.call(Payload::Failing, &lab.op())?).await?;
-    Ok(match other.body == first.body {
-        false => Held,
-        true => NotObservable(
-            "the work refuses in the same words each time, so that a replay cannot be told from a run".into(),
-        ),
+    if other.body != first.body {
+        return Ok(Held);
+    }
+    is_taken(lab, &op, &first).await
+}
+
+/// Whether the key of a refused request is taken: what is accepted under a fresh key is refused under this one.
+async fn is_taken(lab: &Lab<'_>, op: &Op, refusal: &Answer) -> Step<Finding> {
+    let watch = lab.watch().await?;
+    let other = lab.settled(&lab.call(Payload::Main, op)?, std::time::Duration::from_secs(2)).await?;
+    let facts = lab.facts();
+    Ok(match lab.effects(watch, facts.unit, other.is_accepted()).await? {
+        effects if effects.moved() => {
+            Broken("the refusal was not recorded: another request ran under its key".into())
+        }
+        _ if other.is_accepted() => {
+            Broken("another request was accepted under the key of a refused one".into())
+        }
+        _ if other.status == refusal.status || (400..500).contains(&other.status) => Held,
+        _ => NotObservable(format!("another request under its key was answered {}", other.status)),
     })
 }
 
@@ -70,13 +88,13 @@ pub(super) async fn transient(lab: &Lab<'_>) -> Step<Finding> {
         return Ok(Held);
     }
     if !retry.is_accepted() {
-        return Ok(Broken(match retry.same_run(&first) {
+        return Ok(Broken(match lab.facts().same_run(&retry, &first) {
             true => format!("the failure was stored: a retry gets the {} again", first.status),
             false => format!("after a failure that passes a retry is refused: {}", story::answer(&retry)),
         }));
     }
     let again = lab.settled(&call, std::time::Duration::from_secs(2)).await?;
-    if !again.same_run(&retry) {
+    if !lab.facts().same_run(&again, &retry) {
         return Ok(Broken("once it succeeded, another retry got another answer".into()));
     }
     Ok(match lab.step(watch, true).await? {

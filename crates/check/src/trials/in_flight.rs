@@ -32,14 +32,17 @@ impl InFlight {
 
 /// How long the slow work takes.
 pub(super) async fn slow_time(lab: &Lab<'_>) -> Step<Duration> {
-    let slow = lab.measure(Payload::Slow).await?;
-    if slow.answer.took < WORK_MIN {
+    let mut time = lab.measure(Payload::Slow).await?.answer.took;
+    // A busy machine makes quick work look slow once.
+    if (WORK_MIN..WORK_MIN * 8).contains(&time) {
+        time = time.min(lab.measure_again(Payload::Slow).await?.answer.took);
+    }
+    if time < WORK_MIN {
         return Err(Stop::Unfit(format!(
-            "the slow body was answered within {:.0?}: give one whose work takes {WORK_MIN:?} or more",
-            slow.answer.took
+            "the slow body was answered within {time:.0?}: give one whose work takes {WORK_MIN:?} or more"
         )));
     }
-    Ok(slow.answer.took)
+    Ok(time)
 }
 
 /// When the other request is sent: well within the work.
@@ -92,7 +95,7 @@ pub(super) async fn copy(lab: &Lab<'_>, aspect: FlightAspect) -> Step<Finding> {
         FlightAspect::Copy => not_run(lab, &seen),
         FlightAspect::Conflict => conflict(&seen),
         FlightAspect::RetryAfter => retry_after(&seen),
-        FlightAspect::Settles => settles(&seen),
+        FlightAspect::Settles => settles(lab, &seen),
     })
 }
 
@@ -107,10 +110,10 @@ fn not_run(lab: &Lab<'_>, seen: &InFlight) -> Finding {
         return Broken(format!("the copy ran too: {}", seen.effects.text()));
     }
     if copy.is_accepted() {
-        if !copy.same_run(&seen.first) {
+        if !lab.facts().same_run(copy, &seen.first) {
             return Broken("a copy in flight got a success that is not the answer of the operation".into());
         }
-        return match seen.effects.is_seen() || lab.facts().tells {
+        return match seen.effects.is_seen() || lab.facts().tells() {
             true => Held,
             false => NotObservable("every run gives the same answer".into()),
         };
@@ -132,12 +135,13 @@ pub(super) async fn late_copy(lab: &Lab<'_>) -> Step<Finding> {
     let watch = lab.watch().await?;
     let (first, copy) = together(lab, &call, &call, time * 17 / 20).await?;
     let (first, copy) = (accepted(first?)?, copy?);
+    let facts = lab.facts();
     let effects = lab.effects(watch, unit, true).await?;
     Ok(match effects {
         Effects::Count(1) => Held,
         // The copy came when the first was done, or was refused: either way it is no run of its own.
-        Effects::Unseen if !copy.is_accepted() || copy.same_run(&first) && lab.facts().tells => Held,
-        Effects::Unseen if !lab.facts().tells => NotObservable("every run gives the same answer".into()),
+        Effects::Unseen if !copy.is_accepted() || facts.same_run(&copy, &first) && facts.tells() => Held,
+        Effects::Unseen if !facts.tells() => NotObservable("every run gives the same answer".into()),
         Effects::Unseen => Broken("near the end of the work a copy got a success of its own".into()),
         Effects::Odd(_) => NotObservable(effects.text()),
         Effects::Count(_) => Broken(format!("near the end of the work a copy was sent: {}", effects.text())),
@@ -165,14 +169,14 @@ fn retry_after(seen: &InFlight) -> Finding {
     }
 }
 
-fn settles(seen: &InFlight) -> Finding {
+fn settles(lab: &Lab<'_>, seen: &InFlight) -> Finding {
     if seen.late.is_in_progress() {
         return Broken(format!(
             "{SETTLES_MAX:?} after the answer a retry is still told to wait: {}",
             story::answer(&seen.late)
         ));
     }
-    match seen.late.same_run(&seen.first) {
+    match lab.facts().same_run(&seen.late, &seen.first) {
         true => Held,
         false => Broken("after the answer a retry gets another one".into()),
     }

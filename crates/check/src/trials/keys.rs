@@ -20,6 +20,11 @@ pub(super) async fn missing(lab: &Lab<'_>) -> Step<Finding> {
 
 /// Refused, or treated as no key at all. What must not be: one key that everybody shares who forgot his.
 pub(super) async fn empty(lab: &Lab<'_>, lines: &[String]) -> Step<Finding> {
+    if lab.facts().bare && lines.iter().any(|line| !line.is_empty()) {
+        return Ok(NotApplicable(
+            "the API takes bare keys alone: two quotes are a key like any other".into(),
+        ));
+    }
     let watch = lab.watch().await?;
     let op = lab.op_with_lines(lines, &uuid());
     let first = lab.send(&lab.call(Payload::Main, &op)?).await?;
@@ -38,12 +43,12 @@ pub(super) async fn empty(lab: &Lab<'_>, lines: &[String]) -> Step<Finding> {
     let effects = lab.effects(watch, facts.unit, true).await?;
     let both_ran = match effects {
         Effects::Count(n) => n >= 2,
-        _ if !facts.tells => {
+        _ if !facts.tells() => {
             return Ok(NotObservable(
                 "an empty key is accepted, and whether it is one key cannot be seen".into(),
             ));
         }
-        _ => !first.same_run(&later),
+        _ => !facts.same_run(&first, &later),
     };
     if !both_ran {
         return Ok(Broken(
@@ -94,7 +99,7 @@ pub(super) async fn apart(lab: &Lab<'_>, first: &str, second: &str) -> Step<Find
     let later = lab.send(&lab.call(Payload::Main, &two)?).await?;
     let facts = lab.facts();
     let effects = lab.effects(watch, facts.unit, later.is_accepted()).await?;
-    Ok(match seen::second(&earlier, &later, effects, facts.tells) {
+    Ok(match seen::second(&earlier, &later, effects, &facts) {
         Second::Ran if later.is_accepted() => Held,
         Second::Ran => Broken(format!("the second key's request ran, and was answered {}", later.status)),
         Second::Replayed => {
@@ -122,7 +127,7 @@ pub(super) async fn same(lab: &Lab<'_>, first: &str, second: &str) -> Step<Findi
     let later = lab.send(&lab.call(Payload::Main, &op(second))?).await?;
     let facts = lab.facts();
     let effects = lab.effects(watch, facts.unit, false).await?;
-    Ok(match seen::second(&earlier, &later, effects, facts.tells) {
+    Ok(match seen::second(&earlier, &later, effects, &facts) {
         Second::Replayed => Held,
         Second::Ran => Broken("the second spelling ran as another key".into()),
         Second::Refused if later.status == 400 => {

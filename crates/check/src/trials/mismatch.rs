@@ -41,7 +41,7 @@ pub(super) async fn another_request(lab: &Lab<'_>, change: &Change) -> Step<Find
     let later = lab.send(&other).await?;
     let facts = lab.facts();
     let effects = lab.effects(watch, facts.unit, false).await?;
-    let outcome = second(&earlier, &later, effects, facts.tells);
+    let outcome = second(&earlier, &later, effects, &facts);
     if !control.is_accepted()
         && !matches!(outcome, Second::Replayed | Second::Ran)
         && !is_mismatch(lab, &later, &control)
@@ -182,8 +182,8 @@ pub(super) async fn harmless(lab: &Lab<'_>) -> Step<Finding> {
     let facts = lab.facts();
     let effects = lab.effects(watch, facts.unit, false).await?;
     for answer in [&again, &last] {
-        match second(&first, answer, effects, facts.tells) {
-            Second::Replayed | Second::Unclear if answer.same_run(&first) => {}
+        match second(&first, answer, effects, &facts) {
+            Second::Replayed | Second::Unclear if facts.same_run(answer, &first) => {}
             Second::Refused => {
                 return Ok(Broken(format!(
                     "after a mismatch the right request was refused: {}",
@@ -194,7 +194,7 @@ pub(super) async fn harmless(lab: &Lab<'_>) -> Step<Finding> {
             _ => return Ok(Broken("after a mismatch the right request got another answer".into())),
         }
     }
-    if effects.is_seen() || facts.tells {
+    if effects.is_seen() || facts.tells() {
         Ok(Held)
     } else {
         Ok(NotObservable("every run gives the same answer".into()))

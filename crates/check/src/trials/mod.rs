@@ -360,8 +360,8 @@ impl Trial {
             Self::AnotherRequest { change: Change::LongBodyEnd } => (7, 3),
             Self::AnotherRequest { .. } => (3, 2),
             Self::MismatchHarmless => (5, 1),
-            // With the one that measures the slow body.
-            Self::InFlight { .. } => (4, 2),
+            // With those that measure the slow body.
+            Self::InFlight { .. } => (5, 3),
             Self::MismatchInFlight => (2, 1),
             Self::LateCopy => (2, 1),
             Self::OthersGoOn => (6, 6),

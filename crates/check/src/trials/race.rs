@@ -6,7 +6,8 @@ use futures_util::future::join_all;
 
 use super::Finding::{self, Broken, Held, NotApplicable, NotObservable, Weak};
 use super::RaceAspect;
-use crate::lab::{Lab, Payload};
+use crate::effect::Amount;
+use crate::lab::{Facts, Lab, Payload};
 use crate::seen::Effects;
 use crate::stop::{Step, Stop};
 use crate::story;
@@ -76,13 +77,14 @@ async fn run(lab: &Lab<'_>) -> Step<Race> {
         let late = lab.settled(&call, LATE_MAX).await?;
         let ran = lab.step_now(watch).await?.map(|step| Effects::of(step, facts.unit));
         race.rounds = round;
-        race.judge(&copies, &late, ran.unwrap_or(Effects::Unseen), facts.tells);
+        race.judge(&copies, &late, ran.unwrap_or(Effects::Unseen), &facts);
         if round == 1 || race.has_fault() {
             lab.tell(format!("round {round}: {} copies at once", copies.len()), tally(&copies));
         }
         if race.has_fault() {
             break;
         }
+        rest(&copies).await;
     }
     race.effects = Some(lab.effects(whole, facts.unit, true).await?);
     if race.effects != Some(Effects::Unseen) {
@@ -125,14 +127,14 @@ impl Race {
         self.runs.is_some() || self.losers.is_some() || self.late.is_some()
     }
 
-    fn judge(&mut self, copies: &[Result<Answer, NoAnswer>], late: &Answer, ran: Effects, tells: bool) {
+    fn judge(&mut self, copies: &[Result<Answer, NoAnswer>], late: &Answer, ran: Effects, facts: &Facts) {
         let accepted: Vec<&Answer> = copies.iter().flatten().filter(|answer| answer.is_accepted()).collect();
         self.accepted += accepted.len();
         self.conflicts += copies.iter().flatten().filter(|answer| answer.is_in_progress()).count();
-        let distinct = distinct(&accepted);
+        let distinct = distinct(&accepted, facts);
         let ran_often = match ran {
             Effects::Count(n) => n > 1,
-            _ => distinct > 1 && tells,
+            _ => distinct > 1 && facts.tells(),
         };
         if ran_often {
             self.runs = Some(match ran {
@@ -149,16 +151,16 @@ impl Race {
         }
         if !late.is_accepted() {
             self.late = Some(Broken(format!("the late retry was not accepted: {}", story::answer(late))));
-        } else if !accepted.is_empty() && !accepted.iter().any(|answer| answer.same_run(late)) {
+        } else if !accepted.is_empty() && !accepted.iter().any(|answer| facts.same_run(answer, late)) {
             self.late = Some(Broken("the late retry got another answer than every copy in the race".into()));
         }
     }
 }
 
-fn distinct(answers: &[&Answer]) -> usize {
+fn distinct(answers: &[&Answer], facts: &Facts) -> usize {
     let mut kinds: Vec<&Answer> = Vec::new();
     for answer in answers {
-        if !kinds.iter().any(|known| known.same_run(answer)) {
+        if !kinds.iter().any(|known| facts.same_run(known, answer)) {
             kinds.push(answer);
         }
     }
@@ -173,6 +175,8 @@ fn loser_fault(copy: &Result<Answer, NoAnswer>) -> Option<Finding> {
     match answer.status {
         409 => None,
         _ if answer.is_accepted() => None,
+        // A limit on how many may be sent is about the sender, not about the key.
+        429 => None,
         status if answer.is_in_progress() => {
             Some(Weak(format!("a copy was told to wait by {status}, not by 409")))
         }
@@ -203,6 +207,7 @@ fn tally(copies: &[Result<Answer, NoAnswer>]) -> String {
 pub(super) async fn of_two(lab: &Lab<'_>) -> Step<Finding> {
     let other_unit = lab.measure(Payload::Other).await?.unit;
     let unit = lab.facts().unit;
+    let mut decided = 0;
     for round in 1..=ROUNDS_OF_TWO {
         let op = lab.op();
         let (ours, theirs) = (lab.call(Payload::Main, &op)?, lab.call(Payload::Other, &op)?);
@@ -217,6 +222,11 @@ pub(super) async fn of_two(lab: &Lab<'_>) -> Step<Finding> {
             let copies = copies.iter().enumerate().filter(move |(index, _)| index % 2 == remainder);
             copies.filter_map(|(_, copy)| copy.as_ref().ok()).filter(|answer| answer.is_accepted()).count()
         };
+        rest(&copies).await;
+        if accepted(0) + accepted(1) == 0 && step.is_none_or(Amount::is_zero) {
+            continue;
+        }
+        decided += 1;
         if accepted(0) > 0 && accepted(1) > 0 {
             return Ok(Broken("both requests were accepted under one key".into()));
         }
@@ -234,5 +244,14 @@ pub(super) async fn of_two(lab: &Lab<'_>) -> Step<Finding> {
             }
         }
     }
-    Ok(Held)
+    match decided {
+        0 => Ok(NotObservable("none of the copies was accepted".into())),
+        _ => Ok(Held),
+    }
+}
+
+/// Rests for as long as the API asks for.
+async fn rest(copies: &[Result<Answer, NoAnswer>]) {
+    let pauses = copies.iter().flatten().filter_map(Answer::slow_down);
+    tokio::time::sleep(pauses.max().unwrap_or_default()).await;
 }

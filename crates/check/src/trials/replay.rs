@@ -31,15 +31,18 @@ pub(super) async fn once(lab: &Lab<'_>, sends: u32, change: &RequestChange) -> S
     let call = changed(lab.call(Payload::Main, &op)?, change, &op)?;
     let watch = lab.watch().await?;
     let first = lab.accepted(&call).await?;
-    let mut others = 0;
+    let (mut others, mut patience) = (0, RECORDING_MAX);
     for _ in 1..sends {
-        let again = lab.settled(&call, RECORDING_MAX).await?;
-        others += u32::from(again.is_accepted() && !again.same_run(&first));
+        let again = lab.settled(&call, patience).await?;
+        if again.is_in_progress() {
+            patience = Duration::ZERO;
+        }
+        others += u32::from(again.is_accepted() && !lab.facts().same_run(&again, &first));
     }
     let facts = lab.facts();
     Ok(match lab.effects(watch, facts.unit, true).await? {
         Effects::Count(1) => Held,
-        Effects::Unseen if others > 0 && facts.tells && sends > 2 => {
+        Effects::Unseen if others > 0 && facts.tells() && sends > 2 => {
             Broken(format!("{others} of {} retries got another answer than the first", sends - 1))
         }
         Effects::Unseen => {
@@ -92,8 +95,17 @@ async fn make(lab: &Lab<'_>, change: &RequestChange) -> Step<Replay> {
     let second = lab.settled(&call, RECORDING_MAX).await?;
     let third = lab.settled(&call, RECORDING_MAX).await?;
     // A vector's own request may have no effect that the probe sees.
-    let sees = own.is_some_and(|step| !step.is_zero()) && lab.step(watch, false).await?.is_some();
-    Ok(Replay { first, second, third, shows: sees || lab.facts().tells })
+    let moved = lab.step(watch, false).await?.filter(|_| own.is_some_and(|step| !step.is_zero()));
+    if *change == RequestChange::default() && first.is_accepted() && second.is_accepted() {
+        let is_same_run = match moved {
+            Some(step) => step.is_zero(),
+            None => lab.facts().has_sign_of_same_run(&first, &second),
+        };
+        if is_same_run {
+            lab.learn(|facts| facts.learn_replay(&first, &second));
+        }
+    }
+    Ok(Replay { first, second, third, shows: moved.is_some() || lab.facts().tells() })
 }
 
 /// A request with what a vector says.
@@ -319,7 +331,7 @@ pub(super) async fn remembered(lab: &Lab<'_>) -> Step<Finding> {
     let watch = lab.watch().await?;
     let again = lab.settled(&call, RECORDING_MAX).await?;
     let effects = lab.effects(watch, facts.unit, false).await?;
-    Ok(match seen::second(&first, &again, effects, facts.tells) {
+    Ok(match seen::second(&first, &again, effects, &facts) {
         Second::Replayed => Held,
         Second::Ran => Broken("the first key of the run was forgotten: its request ran again".into()),
         Second::Refused => {
