@@ -12,4 +12,5 @@ mod proof;
 mod replay;
 mod serve;
 mod shop;
+mod verdicts;
 mod wire;

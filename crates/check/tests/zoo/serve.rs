@@ -83,6 +83,10 @@ async fn handle(
     nature: Nature,
 ) -> Result<Response<Full<Bytes>>, Gone> {
     let (head, body) = request.into_parts();
+    if head.uri.path() == "/effects" {
+        let body = shop.effects().to_string();
+        return Ok(Reply::new(200, body).header("content-type", "application/json").into());
+    }
     let deaf = match nature.defect {
         Some(Defect::Constant) => {
             Some(Reply::new(200, r#"{"ok":true}"#).header("content-type", "application/json"))
@@ -95,10 +99,6 @@ async fn handle(
         // Read, so that the connection can be used again.
         body.collect().await.map_err(|_| Gone)?;
         return Ok(reply.into());
-    }
-    if head.uri.path() == "/effects" {
-        let body = shop.effects().to_string();
-        return Ok(Reply::new(200, body).header("content-type", "application/json").into());
     }
     let pays = matches!(head.method, Method::POST | Method::PUT | Method::PATCH);
     if !pays || !head.uri.path().starts_with("/pay") {
