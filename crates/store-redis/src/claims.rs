@@ -308,17 +308,30 @@ impl Calls<'_> {
     }
 
     /// A reply is only told when the replicas have it: told, it is acknowledged.
-    async fn answer(self, name: &str, link: &Link, answer: ClaimOutcome) -> Result<ClaimOutcome, Fault> {
-        let replicas = self.routes.options.min_replicas;
-        if replicas > 0 && matches!(answer, ClaimOutcome::Completed(_)) {
-            let touch = Request::script(&scripts::TOUCH, &[name.as_bytes()], &[]);
-            let answers = link.ask(&touch, true, false).await?;
-            if let Some(Value::ServerError(error)) = answers.first() {
-                return Err(Fault::refused(error));
-            }
-            confirm(link, replicas).await.map_err(|fault| fault.with_sent(false))?;
+    pub(crate) async fn answer(
+        self,
+        name: &str,
+        link: &Link,
+        answer: ClaimOutcome,
+    ) -> Result<ClaimOutcome, Fault> {
+        if matches!(answer, ClaimOutcome::Completed(_)) {
+            self.confirm_told(name, link).await.map_err(|fault| fault.with_sent(false))?;
         }
         Ok(answer)
+    }
+
+    /// Waits until the replicas have a record that somebody may have written on another connection.
+    pub(crate) async fn confirm_told(self, name: &str, link: &Link) -> Result<(), Fault> {
+        let replicas = self.routes.options.min_replicas;
+        if replicas == 0 {
+            return Ok(());
+        }
+        let touch = Request::script(&scripts::TOUCH, &[name.as_bytes()], &[]);
+        let answers = link.ask(&touch, true, false).await?;
+        if let Some(Value::ServerError(error)) = answers.first() {
+            return Err(Fault::refused(error));
+        }
+        confirm(link, replicas).await
     }
 
     /// Without enough replicas a claim is taken back: nobody works on what a failover would forget.
@@ -364,7 +377,7 @@ enum Owned {
     Refused(Option<Box<Record>>),
 }
 
-async fn confirm(link: &Link, replicas: u32) -> Result<(), Fault> {
+pub(crate) async fn confirm(link: &Link, replicas: u32) -> Result<(), Fault> {
     let have = link.confirm().await.map_err(|fault| fault.with_sent(true))?;
     if have >= i64::from(replicas) {
         return Ok(());

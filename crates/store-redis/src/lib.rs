@@ -34,7 +34,7 @@
 //! A record in Redis and rows in a database are never one transaction: between the effect and its record a crash leaves
 //! an effect without a reply. That is for low-risk work, or work that can tell a repeat by itself; money belongs into the
 //! database that holds it, with its record in the same transaction. Where the effect itself is in Redis, effect and record
-//! are one script.
+//! are one script: [`RedisStore::once`].
 //!
 //! # What the server must be
 //! * 7.0 or later, with `maxmemory-policy noeviction`. An evicted record is a second run, so another policy is refused,
@@ -52,6 +52,7 @@ mod fitness;
 mod link;
 mod names;
 mod node;
+mod once;
 mod open;
 mod routes;
 mod row;
@@ -59,8 +60,8 @@ mod scripts;
 mod store;
 mod url;
 
+pub use once::{Effect, OnceOptions, OnceOutcome, Plan};
 pub use open::Options;
-pub use redis;
 pub use store::RedisStore;
 
 use onlyonce_core::{Clock, SystemClock};
