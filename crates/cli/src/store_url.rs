@@ -3,26 +3,41 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use onlyonce_core::{MemoryStore, StoreAdmin};
+use onlyonce_core::{MemoryStore, StoreAdmin, StoreError};
+use onlyonce_store_redis::{Options as RedisOptions, RedisStore};
 use onlyonce_store_sqlite::{Durability, SqliteStore};
 
 use crate::failure::Failure;
 
-const SUPPORTED: &str = "sqlite:FILE, and memory: for the gateway alone";
+const SUPPORTED: &str = "sqlite:FILE, redis://HOST, redis+cluster://HOST, redis+sentinel://HOST/NAME, and memory: for \
+                         the gateway alone";
 
 /// Where the records live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StoreUrl {
     /// A file of SQLite.
     Sqlite(PathBuf, Durability),
+    /// A Redis server, a cluster, or a master that Sentinels know.
+    Redis(SecretUrl),
     /// The memory of one gateway: gone with it.
     Memory,
+}
+
+/// A URL that can hold a password.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct SecretUrl(String);
+
+impl std::fmt::Debug for SecretUrl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SecretUrl(…)")
+    }
 }
 
 /// The option that every command with a store takes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StoreArg {
-    /// The store: sqlite:FILE, or sqlite:///absolute/path; for `serve` also memory: (gone with the process)
+    /// The store: sqlite:FILE, or sqlite:///absolute/path; redis://[USER:PASSWORD@]HOST[:PORT], redis+cluster://HOST,HOST,
+    /// redis+sentinel://HOST,HOST/NAME (rediss for TLS); for `serve` also memory: (gone with the process)
     // Text until the command runs: a refusal by clap would print the value, and a URL can hold a password.
     #[arg(long, value_name = "URL", env = "ONLYONCE_STORE", hide_env_values = true)]
     #[arg(default_value = "sqlite:onlyonce.db")]
@@ -44,6 +59,13 @@ impl StoreUrl {
             return match rest {
                 "" => Ok(Self::Memory),
                 _ => usage("nothing comes after `memory:`".into()),
+            };
+        }
+        if scheme.starts_with("redis") {
+            // Its own errors repeat nothing of the URL but names of options.
+            return match RedisOptions::from_url(text) {
+                Ok(_) => Ok(Self::Redis(SecretUrl(text.into()))),
+                Err(error) => usage(error.to_string()),
             };
         }
         if scheme != "sqlite" {
@@ -86,6 +108,7 @@ impl StoreArg {
     pub(crate) async fn open_existing(&self) -> Result<Arc<dyn StoreAdmin>, Failure> {
         match StoreUrl::parse(&self.store)? {
             StoreUrl::Sqlite(path, _) => Ok(Arc::new(SqliteStore::open_existing(path).await?)),
+            StoreUrl::Redis(url) => Ok(Arc::new(open_redis(&url).await?)),
             StoreUrl::Memory => Err(Failure::Usage(
                 "--store: records in memory belong to the process that holds them; write `sqlite:FILE`"
                     .into(),
@@ -102,9 +125,14 @@ impl StoreArg {
             StoreUrl::Sqlite(path, durability) => {
                 Ok(Arc::new(SqliteStore::options(path).durability(durability).open().await?))
             }
+            StoreUrl::Redis(url) => Ok(Arc::new(open_redis(&url).await?)),
             StoreUrl::Memory => Ok(Arc::new(MemoryStore::new())),
         }
     }
+}
+
+async fn open_redis(url: &SecretUrl) -> Result<RedisStore, StoreError> {
+    RedisStore::open(&url.0).await
 }
 
 fn is_scheme(text: &str) -> bool {
@@ -148,7 +176,10 @@ mod tests {
             ("sqlite::memory:", "gone with the process"),
             ("sqlite:a.db?mode=ro", "after `?` comes synchronous"),
             ("memory:x", "nothing comes after"),
-            ("redis://localhost", "`redis:` is not supported by this release; supported: sqlite:FILE"),
+            ("postgres://localhost", "`postgres:` is not supported by this release; supported: sqlite:FILE"),
+            ("redis:localhost", "write `redis://HOST:PORT`"),
+            ("redis+cluster://a/1", "no numbered databases"),
+            ("redis+flock://a", "the scheme is one of redis"),
         ] {
             match StoreUrl::parse(text) {
                 Err(Failure::Usage(message)) => assert!(message.contains(advice), "{text}: {message}"),
@@ -159,7 +190,10 @@ mod tests {
 
     #[test]
     fn a_password_is_not_repeated() {
-        let refused = StoreUrl::parse("postgres://user:hunter2@host/db").unwrap_err();
-        assert!(!format!("{refused:?}").contains("hunter2"));
+        for url in
+            ["postgres://user:hunter2@host/db", "redis://user:hunter2@host", "redis://user:hunter2@host/x"]
+        {
+            assert!(!format!("{:?}", StoreUrl::parse(url)).contains("hunter2"), "{url}");
+        }
     }
 }

@@ -8,6 +8,7 @@
 //! | feature | what it adds |
 //! |---|---|
 //! | `sqlite` (default) | `SqliteStore`, and all of its crate as `sqlite` |
+//! | `redis` | `RedisStore`, and all of its crate as `redis` |
 //! | `http` (default) | `IdempotencyLayer` and `testing`, and all of their crate as `http` |
 //! | `axum` | the layer sees the whole path inside nested axum routers |
 //!
@@ -18,6 +19,9 @@ pub use onlyonce_engine::*;
 
 #[cfg(feature = "http")]
 pub use onlyonce_http::{self as http, IdempotencyLayer, testing};
+
+#[cfg(feature = "redis")]
+pub use onlyonce_store_redis::{self as redis, RedisStore};
 
 #[cfg(feature = "sqlite")]
 pub use onlyonce_store_sqlite::{self as sqlite, SqliteStore};

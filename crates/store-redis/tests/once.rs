@@ -30,7 +30,7 @@ fn charge(amount: u64) -> Effect {
 
 async fn with_balance(server: &Redis, balance: &str) -> RedisStore {
     server.cli(["set", "balance", balance]).await;
-    patient(&server.url()).open().await.unwrap()
+    patient(&server.url()).open().await.expect("the store opens")
 }
 
 fn ran(outcome: OnceOutcome) -> Reply {
