@@ -1,13 +1,13 @@
 //! A private nginx in front of an upstream: what others use where the gateway could stand.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 
-use crate::service::{Home, Recipe, Service, blocking, program};
+use crate::service::{Home, Recipe, Service, blocking, program, quiet_port};
 
 /// A reverse proxy with one worker; HTTP/1.1 on one port, HTTP/2 with prior knowledge on another.
 #[derive(Clone)]
@@ -24,8 +24,8 @@ impl Nginx {
     /// # Panics
     /// With its log, when it does not start.
     pub async fn proxy(upstream: SocketAddr) -> Self {
-        let recipe = NginxRecipe { upstream, h2_port: crate::free_port() };
-        Self(Arc::new(blocking(move || Service::private(recipe)).await))
+        let start = move || Service::private(NginxRecipe { upstream, h2_port: quiet_port()? });
+        Self(Arc::new(blocking(start).await))
     }
 
     /// Where it speaks HTTP/1.1.
@@ -64,6 +64,11 @@ impl Recipe for NginxRecipe {
     fn prepare(&self, home: &Home) -> Result<()> {
         home.write("nginx.conf", self.config(home))?;
         Ok(())
+    }
+
+    // One port may be open while the other is still tried.
+    fn is_ready(&self, home: &Home) -> bool {
+        [home.port(), self.h2_port].iter().all(|port| TcpStream::connect(("127.0.0.1", *port)).is_ok())
     }
 
     fn command(&self, home: &Home) -> Command {

@@ -13,6 +13,7 @@ use hyper::body::Incoming;
 use pin_project_lite::pin_project;
 use tokio::time::Instant;
 
+use crate::forward;
 use crate::pool::{Idle, Pool};
 
 /// A response body on its way from the upstream to the client: nothing is read ahead of the reader.
@@ -145,7 +146,12 @@ impl<B: Body> Body for OutgoingBody<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let mut this = self.project();
-        let frame = this.inner.as_mut().poll_frame(cx);
+        let mut frame = this.inner.as_mut().poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &mut frame
+            && let Some(trailers) = frame.trailers_mut()
+        {
+            forward::trailers(trailers);
+        }
         if let Some(progress) = this.progress {
             match &frame {
                 Poll::Pending => progress.waiting.store(true, Ordering::Relaxed),

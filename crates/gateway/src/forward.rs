@@ -1,7 +1,7 @@
 //! Which requests are admitted, and which headers go on: RFC 9110 §7.6 and RFC 9112 §3 and §6.
 
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE,
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRAILER,
     TRANSFER_ENCODING, UPGRADE, VIA,
 };
 use http::uri::{Authority, PathAndQuery, Scheme};
@@ -28,8 +28,9 @@ pub(crate) fn admit(head: &request::Parts) -> Result<(), Problem> {
     if head.method == Method::CONNECT {
         return Err(problem::connect());
     }
+    target_has_one_meaning(head)?;
     if head.version >= Version::HTTP_2 {
-        return Ok(());
+        return host_agrees(head);
     }
     let mut codings = head.headers.get_all(TRANSFER_ENCODING).iter();
     if let Some(coding) = codings.next()
@@ -46,6 +47,29 @@ pub(crate) fn admit(head: &request::Parts) -> Result<(), Problem> {
         (Some(host), None) if !is_host(host) => Err(problem::malformed("Host is not a host and port.")),
         _ => Ok(()),
     }
+}
+
+/// A path, a whole URL, or `OPTIONS *`: RFC 9112 §3.2.
+fn target_has_one_meaning(head: &request::Parts) -> Result<(), Problem> {
+    let uri = &head.uri;
+    let scheme = uri.scheme().is_none_or(|scheme| *scheme == Scheme::HTTP || *scheme == Scheme::HTTPS);
+    // A host alone is how a tunnel is asked for.
+    let form = match uri.authority() {
+        Some(authority) => uri.scheme().is_some() && !authority.host().is_empty(),
+        None => uri.path().starts_with('/') || (uri.path() == "*" && head.method == Method::OPTIONS),
+    };
+    if scheme && form { Ok(()) } else { Err(problem::malformed("The request target is not a path.")) }
+}
+
+/// HTTP/2 has the host in `:authority`; a Host header beside it must say the same (RFC 9113 §8.3.1).
+fn host_agrees(head: &request::Parts) -> Result<(), Problem> {
+    let mut hosts = head.headers.get_all(HOST).iter();
+    let Some(host) = hosts.next() else { return Ok(()) };
+    let same = |authority: &Authority| authority.as_str().as_bytes().eq_ignore_ascii_case(host.as_bytes());
+    if hosts.next().is_some() || !is_host(host) || !head.uri.authority().is_none_or(same) {
+        return Err(problem::malformed("Host is not one host and port, the same as :authority."));
+    }
+    Ok(())
 }
 
 fn is_host(host: &HeaderValue) -> bool {
@@ -113,6 +137,23 @@ pub(crate) fn response(head: &mut response::Parts) {
     }
 }
 
+/// Removes from request trailers what would frame, route or name the request: it was read before they came.
+pub(crate) fn trailers(trailers: &mut HeaderMap) {
+    strip_hop_by_hop(trailers, None);
+    for name in [HOST, CONTENT_LENGTH, TRAILER, IDEMPOTENCY_KEY] {
+        trailers.remove(name);
+    }
+    strip_ours(trailers);
+}
+
+fn strip_ours(headers: &mut HeaderMap) {
+    let is_ours = |name: &&HeaderName| name.as_str().starts_with("idempoten") && **name != IDEMPOTENCY_KEY;
+    let ours: Vec<HeaderName> = headers.keys().filter(is_ours).cloned().collect();
+    for name in ours {
+        headers.remove(name);
+    }
+}
+
 /// Whether the connection ends with this message.
 pub(crate) fn closes(headers: &HeaderMap) -> bool {
     tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("close"))
@@ -123,11 +164,7 @@ pub(crate) fn interim(headers: &HeaderMap, version: Version) -> HeaderMap {
     let mut headers = headers.clone();
     strip_hop_by_hop(&mut headers, None);
     headers.remove(CONTENT_LENGTH);
-    let ours: Vec<HeaderName> =
-        headers.keys().filter(|name| name.as_str().starts_with("idempoten")).cloned().collect();
-    for name in ours {
-        headers.remove(name);
-    }
+    strip_ours(&mut headers);
     headers.append(VIA, via(version));
     headers
 }

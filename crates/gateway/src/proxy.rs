@@ -9,7 +9,7 @@ use std::task::{self, Poll};
 
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING, UPGRADE};
-use http::{Request, Response, StatusCode, Version, request};
+use http::{Method, Request, Response, StatusCode, Version, request};
 use http_body::Body;
 use onlyonce_engine::Context;
 use onlyonce_http::{Code, Ending, Problem};
@@ -96,7 +96,12 @@ where
         head.extensions.clear();
         let attempt = owner.as_ref().map(Context::attempt);
         forward::request(&mut head, peer.as_ref(), attempt, &self.options);
-        frame(&mut head, &body, self.options.upstream.is_h2c());
+        let h2c = self.options.upstream.is_h2c();
+        frame(&mut head, &body, h2c);
+        if !h2c && !body.is_end_stream() && !has_defined_body(&head.method) {
+            // A service that ignores such a body would read it as its next request (RFC 9110 §9.3.1): there is none.
+            head.headers.append(CONNECTION, HeaderValue::from_static("close"));
+        }
         let answered = match client {
             Some(client) if websocket => self.upgrade(head, body, client, peer).await,
             _ => {
@@ -219,6 +224,11 @@ impl<B: Body + 'static> fmt::Debug for ProxyService<B> {
 /// The tunnel is up: a 101 that was asked for.
 #[derive(Clone, Copy)]
 struct Switched;
+
+/// Whether a body of it means something. Of methods that nobody here knows it may.
+fn has_defined_body(method: &Method) -> bool {
+    ![Method::GET, Method::HEAD, Method::DELETE, Method::OPTIONS, Method::TRACE].contains(method)
+}
 
 /// Frames the request body by what the body itself knows, never by what the client claimed.
 fn frame<B: Body>(head: &mut request::Parts, body: &B, h2c: bool) {

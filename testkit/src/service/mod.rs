@@ -400,7 +400,7 @@ fn read_current(current: &Path) -> Option<(Home, File)> {
 }
 
 /// A free port below those that the system gives to clients, so that nobody takes it while its server is restarted.
-fn quiet_port() -> Result<u16> {
+pub(crate) fn quiet_port() -> Result<u16> {
     let mut seed = [0; 2];
     File::open("/dev/urandom")?.read_exact(&mut seed)?;
     let first = u16::from_le_bytes(seed);

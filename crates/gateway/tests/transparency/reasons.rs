@@ -14,7 +14,7 @@ pub(crate) const REASONS: &[(&str, &[&str])] = &[
     ),
     (
         "The service behind is told who the client is and what it asked for. A chain that came is added to; protocol and host \
-         are set anew unless `--trust-forwarded` says that a proxy in front sets them.",
+         are set anew unless `--trust-proxy` names the proxy that sets them.",
         &[
             "request header `x-forwarded-for` is added",
             "request header `x-forwarded-for` is changed",
@@ -55,6 +55,11 @@ pub(crate) const REASONS: &[(&str, &[&str])] = &[
             "reply header `upgrade` is missing",
             "reply header `x-hop` is missing",
         ],
+    ),
+    (
+        "A GET or DELETE with a body goes on a connection that is used for nothing else: a service that ignores such a body would \
+         read it as the next request (RFC 9110 §9.3.1).",
+        &["request header `connection` is added"],
     ),
     (
         "How a body is framed is a matter of each connection (RFC 9112 §6); chunk extensions too (§7.1.1).",
