@@ -64,6 +64,10 @@ async fn purge(shared: Weak<Shared>, interval: Duration) {
             let Ok(purged) = shared.bounded("purge", Duration::from_secs(30), call).await else { break };
             shared.counters.purged.fetch_add(purged.removed, Ordering::Relaxed);
             if !purged.more {
+                if !purged.paused {
+                    let now_ms = shared.clock.boot().as_millis() as u64;
+                    shared.purged_through_ms.store(now_ms, Ordering::Relaxed);
+                }
                 break;
             }
             drop(shared);

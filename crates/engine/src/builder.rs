@@ -103,6 +103,7 @@ impl Builder {
         // Longer is for ever, and sums with it must not overflow.
         limits.store_timeout = limits.store_timeout.min(LONGEST);
         limits.purge_interval = limits.purge_interval.min(LONGEST);
+        let started_ms = self.clock.boot().as_millis() as u64;
         let shared = Arc::new(Shared {
             network: self.store.capabilities().network,
             store: self.store,
@@ -117,6 +118,7 @@ impl Builder {
             late_completions: Slots::new(LATE_COMPLETIONS_MAX),
             contact: Mutex::new(Contact::new()),
             shortest_lease_ms: AtomicU64::new(self.policy.lease.as_millis() as u64),
+            purged_through_ms: AtomicU64::new(started_ms),
             heartbeat_wake: Arc::default(),
             closing: AtomicBool::new(false),
             limits,

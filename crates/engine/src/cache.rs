@@ -79,6 +79,11 @@ impl ReplayCache {
         entries.insert(id.clone(), entry);
     }
 
+    /// How many replies there are, and their bytes.
+    pub(crate) fn size(&self) -> (usize, u64) {
+        self.entries.as_ref().map_or((0, 0), |entries| (entries.len(), entries.weight()))
+    }
+
     pub(crate) fn forget(&self, id: &OperationId) {
         if let Some(entries) = &self.entries {
             entries.remove(id);

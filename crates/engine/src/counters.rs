@@ -3,14 +3,21 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
+    ($($(#[doc = $doc:literal])* $name:ident,)*) => {
         #[derive(Debug, Default)]
         pub(crate) struct Counters { $(pub(crate) $name: AtomicU64,)* }
 
         /// Counts since the engine was built.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
-        pub struct Counts { $($(#[$doc])* pub $name: u64,)* }
+        pub struct Counts { $($(#[doc = $doc])* pub $name: u64,)* }
+
+        impl Counts {
+            /// Each with its name and what it counts, for whoever shows them all.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> + use<> {
+                [$((stringify!($name), concat!($($doc),*), self.$name),)*].into_iter()
+            }
+        }
 
         impl Counters {
             pub(crate) fn read(&self) -> Counts {

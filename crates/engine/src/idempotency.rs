@@ -46,6 +46,8 @@ pub(crate) struct Shared {
     pub(crate) late_completions: Arc<Slots>,
     pub(crate) contact: Mutex<Contact>,
     pub(crate) shortest_lease_ms: AtomicU64,
+    // When a purge last left nothing behind, by the boot clock; the start at first.
+    pub(crate) purged_through_ms: AtomicU64,
     pub(crate) heartbeat_wake: Arc<Notify>,
     pub(crate) closing: AtomicBool,
 }
@@ -107,6 +109,21 @@ impl Idempotency {
     /// Operations claimed or running in this process.
     pub fn in_flight(&self) -> usize {
         self.shared.slots.taken()
+    }
+
+    /// How many replies are in memory for replays, and how many bytes they take.
+    pub fn cached(&self) -> (usize, u64) {
+        self.shared.cache.size()
+    }
+
+    /// For how long the purge of expired records has not been through: a minute or so when all is well, more when the store
+    /// fails or cannot keep up. Zero where this engine does not purge.
+    pub fn purge_lag(&self) -> Duration {
+        if self.shared.limits.purge_interval.is_zero() {
+            return Duration::ZERO;
+        }
+        let through = Duration::from_millis(self.shared.purged_through_ms.load(Ordering::Relaxed));
+        self.shared.clock.boot().saturating_sub(through)
     }
 
     /// Duplicates that wait in this process.

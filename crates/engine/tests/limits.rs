@@ -292,10 +292,23 @@ async fn the_purge_removes_expired_records_and_ends_with_the_last_handle() {
     clock.advance(secs(101));
     eventually("purged", || records.len() == 1).await;
     eventually("counted", || idem.counts().purged == 1200).await;
+    assert_eq!(
+        idem.counts().iter().find(|(name, ..)| *name == "purged").map(|(.., count)| count),
+        Some(1200)
+    );
+    eventually("through", || idem.purge_lag() < secs(100)).await;
     // A failing purge is tried again.
     store.fail(Method::Purge, 3, Fault::Refuse(StoreErrorKind::Unavailable));
     let calls = store.calls(Method::Purge);
     eventually("tried again", || store.calls(Method::Purge) > calls + 4).await;
+    store.fail(Method::Purge, usize::MAX, Fault::Refuse(StoreErrorKind::Unavailable));
+    // One that was under way when the failures began may still get through.
+    let calls = store.calls(Method::Purge);
+    eventually("it fails", || store.calls(Method::Purge) > calls + 1).await;
+    clock.advance(secs(500));
+    let calls = store.calls(Method::Purge);
+    eventually("it fails on", || store.calls(Method::Purge) > calls + 1).await;
+    assert!(idem.purge_lag() >= secs(500), "{:?}", idem.purge_lag());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -4,6 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use onlyonce_http::Code;
+use prometheus_client::metrics::histogram::Histogram;
+
+use crate::admin::BUCKETS;
 
 /// Counts of one gateway, shared by its parts. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -15,6 +18,8 @@ struct Numbers {
     requests: AtomicUsize,
     requests_total: AtomicU64,
     problems: [AtomicU64; Code::ALL.len()],
+    upstream_guarded: Histogram,
+    upstream_passed: Histogram,
 }
 
 impl Default for Numbers {
@@ -24,6 +29,8 @@ impl Default for Numbers {
             requests: AtomicUsize::new(0),
             requests_total: AtomicU64::new(0),
             problems: std::array::from_fn(|_| AtomicU64::new(0)),
+            upstream_guarded: Histogram::new(BUCKETS),
+            upstream_passed: Histogram::new(BUCKETS),
         }
     }
 }
@@ -47,6 +54,16 @@ impl Counters {
     /// How often the listener and the proxy answered with each problem; what the guard refused is not among it.
     pub fn problems(&self) -> impl Iterator<Item = (Code, u64)> {
         Code::ALL.iter().zip(&self.0.problems).map(|(code, count)| (*code, count.load(Ordering::Relaxed)))
+    }
+
+    /// How long the upstream took for guarded requests.
+    pub(crate) fn upstream_guarded(&self) -> &Histogram {
+        &self.0.upstream_guarded
+    }
+
+    /// How long it took for others.
+    pub(crate) fn upstream_passed(&self) -> &Histogram {
+        &self.0.upstream_passed
     }
 
     pub(crate) fn problem(&self, code: Code) {

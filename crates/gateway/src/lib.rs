@@ -8,6 +8,7 @@
 //! | [`server`] | [`serve`]: listener, connections, graceful shutdown |
 //! | [`proxy`] | [`ProxyService`]: forwards one request to the upstream, and tells the layer when it failed |
 //! | [`trust`] | [`TrustedProxies`]: whose word is taken for where a request came from |
+//! | [`admin`] | [`Admin`]: the operator's listener, health and metrics |
 //! | [`counters`] | [`Counters`]: what happened |
 //! | [`body`] | [`UpstreamBody`]: a response body, streamed |
 //!
@@ -31,6 +32,7 @@
 //! # }
 //! ```
 
+pub mod admin;
 pub mod body;
 pub mod counters;
 pub mod options;
@@ -49,6 +51,7 @@ mod socket;
 mod tunnel;
 mod upstream;
 
+pub use admin::{Admin, AdminToken, InvalidAdmin, Verdicts};
 pub use body::UpstreamBody;
 pub use counters::Counters;
 pub use options::{GatewayOptions, InvalidUpstream, UpstreamUrl};

@@ -13,6 +13,7 @@ use http::{Method, Request, Response, StatusCode, Version, request};
 use http_body::Body;
 use onlyonce_engine::Context;
 use onlyonce_http::{Code, Ending, Problem};
+use tokio::time::Instant;
 use tower_service::Service;
 
 use crate::body::UpstreamBody;
@@ -112,7 +113,14 @@ where
                 if let Some(peer) = peer.filter(|peer| owner.is_none() && peer.exchange().takes_interim()) {
                     pass_interim(&mut request, peer);
                 }
-                self.upstream.call(request, idle_for, owner.as_ref()).await
+                let sent = Instant::now();
+                let answered = self.upstream.call(request, idle_for, owner.as_ref()).await;
+                let took = sent.elapsed().as_secs_f64();
+                match owner {
+                    Some(_) => options.counters.upstream_guarded().observe(took),
+                    None => options.counters.upstream_passed().observe(took),
+                }
+                answered
             }
         };
         match answered {

@@ -2,6 +2,7 @@
 //! `keys` commands on the store of a running gateway. Each test runs the real binary.
 #![allow(clippy::unwrap_used, reason = "a test fails by it")]
 
+mod admin;
 #[path = "../common/mod.rs"]
 mod common;
 mod logs;

@@ -7,11 +7,12 @@ mod explain_route;
 mod fingerprint;
 mod log;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use onlyonce_core::{Store, StoreAdmin};
 use onlyonce_engine::{Idempotency, Policy};
-use onlyonce_gateway::{GatewayOptions, ProxyService, serve};
+use onlyonce_gateway::{Admin, GatewayOptions, ProxyService, Verdicts, serve};
 use onlyonce_http::IdempotencyLayer;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -37,6 +38,7 @@ impl Serve {
         let policy = self.policy.policy(options.work_timeout());
         policy.check().map_err(|error| Failure::Usage(error.to_string()))?;
         let layer = self.layer()?;
+        let admin = self.admin.listener()?;
         let store = self.store.open().await?;
         let capabilities = store.capabilities();
         if self.require_durable && !capabilities.durable {
@@ -45,22 +47,42 @@ impl Serve {
                 "the store is not durable, and --require-durable is given: {hazard}"
             )));
         }
-        let listener = TcpListener::bind(options.listen)
-            .await
-            .map_err(|error| Failure::io(&format!("cannot listen on {}", options.listen), &error))?;
-        let address = listener.local_addr().map_err(|error| Failure::io("the listener", &error))?;
+        let (listener, address) = bind(options.listen).await?;
+        let admin_listener = match admin {
+            Some((addr, token)) => Some((bind(addr).await?, token)),
+            None => None,
+        };
 
         let idempotency = self.engine(store.clone(), policy)?;
+        let verdicts = Verdicts::default();
+        let layer = layer(&idempotency, store.clone(), verdicts.clone());
         banner::print(&self, &options, &capabilities, idempotency.policy());
-        let stop = stop_signal()?;
+        let admin = admin_listener.map(|((listener, addr), token)| {
+            eprintln!("  admin     http://{addr}");
+            let counters = &options.counters;
+            let admin = match self.guard.unguarded {
+                true => Admin::of_proxy(counters, token),
+                false => Admin::of_gateway(counters, &idempotency, &layer, &verdicts, store, token),
+            };
+            (tokio::spawn(admin.clone().serve(listener)), admin)
+        });
+        let signalled = stop_signal()?;
+        let stop = async {
+            signalled.await;
+            if let Some((_, admin)) = &admin {
+                admin.stopping();
+            }
+        };
         // The line that says it is ready is the last of the banner; its form is relied on by scripts.
         eprintln!("listening on http://{address}");
         let drained = if self.guard.unguarded {
             serve(listener, ProxyService::new(&options), &options, stop).await
         } else {
-            let layer = layer(&idempotency, store);
             onlyonce_gateway::run(listener, &options, &idempotency, &layer, stop).await
         };
+        if let Some((serving, _)) = admin {
+            serving.abort();
+        }
         if drained.connections_cut > 0 || drained.operations_left > 0 {
             eprintln!(
                 "stopped: {} connection(s) cut; {} guarded operation(s) still running keep their leases",
@@ -90,11 +112,15 @@ impl Serve {
     /// What makes the layer, once there is an engine and a store; what can be wrong about it is found before.
     fn layer(
         &self,
-    ) -> Result<impl FnOnce(&Idempotency, Arc<dyn StoreAdmin>) -> IdempotencyLayer + use<'_>, Failure> {
+    ) -> Result<impl FnOnce(&Idempotency, Arc<dyn StoreAdmin>, Verdicts) -> IdempotencyLayer + use<'_>, Failure>
+    {
         let (definition, secret) = self.guard.check()?;
         let cors = self.browsers.cors()?;
-        Ok(move |idempotency: &Idempotency, store| {
-            let layer = IdempotencyLayer::new(idempotency).join_traces().report(log::request);
+        Ok(move |idempotency: &Idempotency, store, verdicts: Verdicts| {
+            let layer = IdempotencyLayer::new(idempotency).join_traces().report(move |report| {
+                verdicts.count(report);
+                log::request(report);
+            });
             let layer = self.guard.apply(layer, definition, secret);
             let mut layer = self.limits.apply(self.policy.apply(layer));
             if let Some(cors) = cors {
@@ -103,6 +129,14 @@ impl Serve {
             if self.policy.status_lookup { layer.status_lookup(store) } else { layer }
         })
     }
+}
+
+/// A listener, and where it really is.
+async fn bind(addr: SocketAddr) -> Result<(TcpListener, SocketAddr), Failure> {
+    let listener = TcpListener::bind(addr).await;
+    let listener = listener.map_err(|error| Failure::io(&format!("cannot listen on {addr}"), &error))?;
+    let address = listener.local_addr().map_err(|error| Failure::io("the listener", &error))?;
+    Ok((listener, address))
 }
 
 /// SIGTERM or Ctrl-C; a Ctrl-C after that waits for nothing.

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Args;
-use onlyonce_gateway::{GatewayOptions, TrustedProxy, UpstreamUrl};
+use onlyonce_gateway::{Admin, AdminToken, GatewayOptions, TrustedProxy, UpstreamUrl};
 use onlyonce_http::Cors;
 
 use crate::failure::Failure;
@@ -67,10 +67,30 @@ impl BrowserArgs {
 pub(crate) struct AdminArgs {
     /// Where to serve /healthz, /readyz and /metrics, for example 127.0.0.1:9180; beyond this machine a token is needed
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
-    pub(crate) admin_listen: Option<SocketAddr>,
+    admin_listen: Option<SocketAddr>,
     /// A file with a token of at least 16 bytes, without which /metrics is refused: Authorization: Bearer TOKEN
     #[arg(long, value_name = "FILE", requires = "admin_listen")]
-    pub(crate) admin_token_file: Option<PathBuf>,
+    admin_token_file: Option<PathBuf>,
+}
+
+impl AdminArgs {
+    /// Where to listen and with which token, checked.
+    pub(crate) fn listener(&self) -> Result<Option<(SocketAddr, Option<AdminToken>)>, Failure> {
+        let Some(addr) = self.admin_listen else { return Ok(None) };
+        let token = self.token()?;
+        Admin::check(addr, token.as_ref())
+            .map_err(|error| Failure::Usage(format!("--admin-listen: {error}; give --admin-token-file")))?;
+        Ok(Some((addr, token)))
+    }
+
+    fn token(&self) -> Result<Option<AdminToken>, Failure> {
+        let Some(path) = &self.admin_token_file else { return Ok(None) };
+        let doing = format!("--admin-token-file {}", path.display());
+        let token = std::fs::read(path).map_err(|error| Failure::io(&doing, &error))?;
+        AdminToken::new(token.trim_ascii())
+            .map(Some)
+            .map_err(|error| Failure::Usage(format!("{doing}: {error}")))
+    }
 }
 
 fn address(text: &str) -> Result<SocketAddr, String> {
