@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Finding::{self, Broken, Held, NotApplicable, NotObservable, Weak};
 use super::FlightAspect;
-use crate::lab::{Lab, Payload};
+use crate::lab::{Lab, Op, Payload, Watch};
 use crate::seen::Effects;
 use crate::stop::{Step, Stop};
 use crate::story;
@@ -45,25 +45,22 @@ pub(super) async fn slow_time(lab: &Lab<'_>) -> Step<Duration> {
     Ok(time)
 }
 
-/// When the other request is sent: well within the work.
-fn into_the_work(time: Duration) -> Duration {
-    (time / 4).clamp(Duration::from_millis(30), Duration::from_secs(2))
-}
+/// When the other request is sent, in parts of the work. The next is tried where the first was done too soon.
+type Moments = [f64; 3];
+const EARLY: Moments = [0.25, 0.15, 0.1];
+const LATE: Moments = [0.85, 0.75, 0.6];
 
 pub(super) async fn shared(lab: &Lab<'_>) -> Step<Arc<InFlight>> {
     lab.shared(&lab.cache.in_flight, run(lab)).await
 }
 
 async fn run(lab: &Lab<'_>) -> Step<InFlight> {
-    let time = slow_time(lab).await?;
     let unit = lab.measure(Payload::Slow).await?.unit;
-    let call = lab.call(Payload::Slow, &lab.op())?;
-    let watch = lab.watch().await?;
-    let (first, copy) = together(lab, &call, &call, into_the_work(time)).await?;
-    let first = accepted(first?)?;
-    let effects = lab.effects(watch, unit, true).await?;
-    let late = lab.settled(&call, SETTLES_MAX).await?;
-    Ok(InFlight { first, copy, late, effects })
+    let met = meet(lab, EARLY, |op| lab.call(Payload::Slow, op).map(|call| (call.clone(), call))).await?;
+    let first = accepted(met.first?)?;
+    let effects = lab.effects(met.watch, unit, true).await?;
+    let late = lab.settled(&met.call, SETTLES_MAX).await?;
+    Ok(InFlight { first, copy: met.other, late, effects })
 }
 
 fn accepted(first: Answer) -> Step<Answer> {
@@ -75,7 +72,39 @@ fn accepted(first: Answer) -> Step<Answer> {
 
 type Outcome = Result<Answer, NoAnswer>;
 
-/// A request, and another one sent while it is at work.
+/// A request, and another one that was sent while it was at work.
+struct Meeting {
+    call: Call,
+    first: Outcome,
+    other: Outcome,
+    watch: Watch,
+}
+
+/// Lets two requests meet. On a busy machine the second may leave too late: then the two others are tried, and what was
+/// seen of these tells nothing.
+async fn meet(lab: &Lab<'_>, moments: Moments, calls: impl Fn(&Op) -> Step<(Call, Call)>) -> Step<Meeting> {
+    let time = slow_time(lab).await?;
+    for moment in moments {
+        let (call, other) = calls(&lab.op())?;
+        let watch = lab.watch().await?;
+        let (first, other) = together(lab, &call, &other, time.mul_f64(moment)).await?;
+        if surely_met(&first, &other, time) {
+            return Ok(Meeting { call, first, other, watch });
+        }
+    }
+    Err(Stop::Unfit(format!("the slow work, of {time:.1?}, was over before another request could meet it")))
+}
+
+/// The other one left well before the first was done.
+fn surely_met(first: &Outcome, other: &Outcome, time: Duration) -> bool {
+    let (Ok(first), Ok(other)) = (first, other) else { return true };
+    let on_its_way = (time / 20).max(Duration::from_millis(5));
+    !first.is_accepted()
+        || other.done < first.done
+        || other.done < first.done + other.took.saturating_sub(on_its_way)
+}
+
+/// A request, and another one sent after some time.
 async fn together(lab: &Lab<'_>, first: &Call, other: &Call, after: Duration) -> Step<(Outcome, Outcome)> {
     let later = async {
         tokio::time::sleep(after).await;
@@ -129,14 +158,11 @@ fn not_run(lab: &Lab<'_>, seen: &InFlight) -> Finding {
 
 /// The lock lasts as long as the work: a copy near its end does not run.
 pub(super) async fn late_copy(lab: &Lab<'_>) -> Step<Finding> {
-    let time = slow_time(lab).await?;
     let unit = lab.measure(Payload::Slow).await?.unit;
-    let call = lab.call(Payload::Slow, &lab.op())?;
-    let watch = lab.watch().await?;
-    let (first, copy) = together(lab, &call, &call, time * 17 / 20).await?;
-    let (first, copy) = (accepted(first?)?, copy?);
+    let met = meet(lab, LATE, |op| lab.call(Payload::Slow, op).map(|call| (call.clone(), call))).await?;
+    let (first, copy) = (accepted(met.first?)?, met.other?);
     let facts = lab.facts();
-    let effects = lab.effects(watch, unit, true).await?;
+    let effects = lab.effects(met.watch, unit, true).await?;
     Ok(match effects {
         Effects::Count(1) => Held,
         // The copy came when the first was done, or was refused: either way it is no run of its own.
@@ -184,17 +210,14 @@ fn settles(lab: &Lab<'_>, seen: &InFlight) -> Finding {
 
 /// Another body with the key of a request in flight: a mismatch now as later, and no reason to come back.
 pub(super) async fn mismatch(lab: &Lab<'_>) -> Step<Finding> {
-    let time = slow_time(lab).await?;
     let unit = lab.measure(Payload::Slow).await?.unit;
-    let op = lab.op();
-    let (right, wrong) = (lab.call(Payload::Slow, &op)?, lab.call(Payload::Other, &op)?);
-    let watch = lab.watch().await?;
-    let (first, other) = together(lab, &right, &wrong, into_the_work(time)).await?;
-    let (first, other) = (first?, other?);
+    let calls = |op: &Op| Ok((lab.call(Payload::Slow, op)?, lab.call(Payload::Other, op)?));
+    let met = meet(lab, EARLY, calls).await?;
+    let (first, other) = (met.first?, met.other?);
     if !first.is_accepted() {
         return Ok(Broken(format!("the first request was spoilt: {}", story::answer(&first))));
     }
-    let effects = lab.effects(watch, unit, true).await?;
+    let effects = lab.effects(met.watch, unit, true).await?;
     Ok(match other.status {
         _ if other.is_accepted() => {
             Broken("another request with the key of one in flight was accepted".into())
@@ -219,7 +242,7 @@ pub(super) async fn others_go_on(lab: &Lab<'_>) -> Step<Finding> {
     // A busy machine can be slow once; a lock is slow every time.
     for _ in 0..TRIES {
         let (slow, quick) = (lab.call(Payload::Slow, &lab.op())?, lab.call(Payload::Main, &lab.op())?);
-        let (slow, quick) = together(lab, &slow, &quick, into_the_work(time)).await?;
+        let (slow, quick) = together(lab, &slow, &quick, time.mul_f64(EARLY[0])).await?;
         let (slow, quick) = (slow?, quick?);
         if !slow.is_accepted() || !quick.is_accepted() {
             return Ok(Broken(format!(
