@@ -5,6 +5,7 @@
 mod admin;
 #[path = "../common/mod.rs"]
 mod common;
+mod idle;
 mod logs;
 mod operator;
 mod options;

@@ -8,7 +8,13 @@ use onlyonce_http::{OnStoreFailure, ScopeSource};
 use super::Serve;
 use super::args::OnUnknown;
 
-pub(super) fn print(serve: &Serve, options: &GatewayOptions, store: &Capabilities, policy: &Policy) {
+pub(super) fn print(
+    serve: &Serve,
+    options: &GatewayOptions,
+    store: &Capabilities,
+    policy: &Policy,
+    files: Option<String>,
+) {
     let durable = if store.durable { "durable" } else { "NOT durable" };
     eprintln!("onlyonce {}", env!("CARGO_PKG_VERSION"));
     if let Some(file) = &serve.config {
@@ -26,7 +32,7 @@ pub(super) fn print(serve: &Serve, options: &GatewayOptions, store: &Capabilitie
         eprintln!("  passes    application/grpc, unguarded: its calls say how they ended after the reply");
     }
     eprintln!("  policy    {}", policy_line(serve, policy));
-    for hazard in hazards(serve, store) {
+    for hazard in hazards(serve, store).into_iter().chain(files) {
         eprintln!("  hazard    {hazard}");
     }
 }

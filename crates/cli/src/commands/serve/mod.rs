@@ -4,6 +4,7 @@ mod args;
 mod banner;
 mod config;
 mod explain_route;
+mod files;
 mod fingerprint;
 mod log;
 
@@ -56,7 +57,8 @@ impl Serve {
         let idempotency = self.engine(store.clone(), policy)?;
         let verdicts = Verdicts::default();
         let layer = layer(&idempotency, store.clone(), verdicts.clone());
-        banner::print(&self, &options, &capabilities, idempotency.policy());
+        let files = files::hazard(files::raise_limit(), options.max_connections);
+        banner::print(&self, &options, &capabilities, idempotency.policy(), files);
         let admin = admin_listener.map(|((listener, addr), token)| {
             eprintln!("  admin     http://{addr}");
             let counters = &options.counters;
