@@ -12,6 +12,7 @@
 mod baseline;
 mod gateway;
 mod http1;
+mod inbox;
 mod keys;
 mod layer;
 mod load;
@@ -53,8 +54,18 @@ enum What {
     Layer,
     /// `onlyonce serve` against nginx and against itself.
     Gateway(gateway::Programs),
+    /// `onlyonce inbox` against a loop by hand and the `sqlite3` shell.
+    Inbox(inbox::InboxPlan),
     /// All but growth.
-    All(gateway::Programs),
+    All(All),
+}
+
+#[derive(Debug, Args)]
+struct All {
+    #[command(flatten)]
+    programs: gateway::Programs,
+    #[command(flatten)]
+    inbox: inbox::InboxPlan,
 }
 
 /// How to measure.
@@ -112,10 +123,12 @@ fn main() -> Result<()> {
         What::Growth { rows } => store::growth(&plan, rows, &mut report)?,
         What::Layer => layer::run(&plan, &mut report)?,
         What::Gateway(programs) => gateway::run(&plan, &programs, &mut report)?,
-        What::All(programs) => {
+        What::Inbox(inbox) => inbox::run(&plan, &inbox, &mut report)?,
+        What::All(All { programs, inbox }) => {
             store::run(&plan, &mut report)?;
             layer::run(&plan, &mut report)?;
             gateway::run(&plan, &programs, &mut report)?;
+            inbox::run(&plan, &inbox, &mut report)?;
         }
     }
     if plan.json { report.print_json() } else { report.print_tables() }

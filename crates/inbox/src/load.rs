@@ -39,7 +39,7 @@ pub struct LoadOptions {
     pub via: Via,
     /// How messages stand in files, whatever their names say.
     pub format: Option<Format>,
-    /// How many messages one transaction takes.
+    /// How many messages one transaction takes, about: it ends with a block of lines or a handful of files.
     pub batch: usize,
     /// How many threads read.
     pub readers: usize,

@@ -34,7 +34,9 @@ impl Tree {
             }
         }
         for (path, manifest) in &self.manifests {
-            if !section(manifest, "lints").any(|line| line == "workspace = true") {
+            // A workspace of its own has nothing to inherit.
+            let stands_alone = manifest.lines().any(|line| line.trim() == "[workspace]");
+            if !stands_alone && !section(manifest, "lints").any(|line| line == "workspace = true") {
                 found.push(format!("{path}: no `[lints] workspace = true`"));
             }
         }

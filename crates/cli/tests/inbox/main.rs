@@ -2,6 +2,7 @@
 
 mod apply;
 mod bad_data;
+mod crash;
 mod failures;
 mod load;
 mod race;

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use super::MESSAGE_BYTES_MAX;
 
 /// How many bytes a block has, about.
-const BLOCK_BYTES: usize = 256 << 10;
+const BLOCK_BYTES: usize = 64 << 10;
 
 /// Whole lines of a stream.
 #[derive(Debug, PartialEq, Eq)]

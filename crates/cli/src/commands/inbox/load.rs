@@ -42,6 +42,9 @@ pub(super) struct Load {
     /// How messages stand in files, whatever the files are called [default: by the end of the name]
     #[arg(long)]
     format: Option<FormatArg>,
+    /// Messages of one transaction, about: more are faster, fewer let others at the database sooner
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    batch: u32,
     /// Print JSON: `files`, `messages`, `applied`, `duplicates`, `conflicts`, `failed`, `rows`
     #[arg(long)]
     json: bool,
@@ -85,8 +88,13 @@ impl Load {
         // Before anything is loaded: a list that cannot be written must not be found out at the end.
         let list = self.duplicates.as_deref().map(List::create).transpose()?;
         let inbox = self.database.options().cache_kib(CACHE_KIB).open(&self.database.path)?;
-        let options =
-            LoadOptions { keys: self.reading.keys(), via: self.via.into(), format, ..LoadOptions::default() };
+        let options = LoadOptions {
+            keys: self.reading.keys(),
+            via: self.via.into(),
+            format,
+            batch: usize::try_from(self.batch).unwrap_or(usize::MAX),
+            ..LoadOptions::default()
+        };
         let mut progress = Progress::default();
         let loaded = inbox.load(sources, &options, &Work::RecordAlone, |event| progress.observe(event));
         progress.bar.finish_and_clear();
