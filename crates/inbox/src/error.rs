@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use onlyonce_core::StoreError;
+use onlyonce_core::{StoreError, StoreErrorKind};
 use onlyonce_store_sqlite::rusqlite::{self, ErrorCode};
 
 /// Why a message was not received, or a command not done. The database is as it was before.
@@ -118,6 +118,7 @@ impl InboxError {
         match self {
             Self::BadData(_) | Self::Unfit { .. } | Self::Constraint { .. } => ErrorKind::Data,
             Self::Busy { .. } | Self::Changing { .. } | Self::Transient { .. } => ErrorKind::Transient,
+            Self::Place(error) if error.kind() == StoreErrorKind::Timeout => ErrorKind::Transient,
             Self::Database { .. } | Self::Place(_) | Self::File { .. } => ErrorKind::Io,
         }
     }

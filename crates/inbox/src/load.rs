@@ -29,6 +29,7 @@ const UNIT_FILES: usize = 64;
 const QUEUE_UNITS: usize = 8;
 /// Between two transactions: longer than the naps of those who wait for the database, so that they get their turn.
 const REST: Duration = Duration::from_millis(2);
+const READERS_MAX: usize = 64;
 
 /// How to load.
 #[derive(Clone, Debug)]
@@ -74,10 +75,12 @@ pub struct LoadReport {
 /// What is told while a load goes on, about what is committed.
 #[derive(Debug)]
 pub enum LoadEvent<'e> {
-    /// What there is to do, as far as it is known: files, and bytes of files that are read line by line.
+    /// What there is to do, as far as it is known.
     Start {
         /// Files.
         files: u64,
+        /// Bytes of the files among them that are read line by line.
+        line_bytes: u64,
         /// What of the folders is left out.
         skipped: Skipped,
     },
@@ -98,7 +101,12 @@ pub enum LoadEvent<'e> {
         source: &'e str,
     },
     /// A batch is committed.
-    Committed(LoadReport),
+    Committed {
+        /// What was done so far.
+        report: LoadReport,
+        /// Bytes read line by line so far.
+        line_bytes: u64,
+    },
 }
 
 /// The keys that a load ignored as duplicates, each once, conflicts among them.
@@ -145,45 +153,49 @@ impl Inbox {
         work: &Work,
         mut observe: impl FnMut(&LoadEvent<'_>),
     ) -> Result<(LoadReport, Ignored), InboxError> {
-        let files = sources.0.count()?;
-        observe(&LoadEvent::Start { files, skipped: sources.0.skipped });
-        let readers = options.readers.clamp(1, 64);
-        let needs_body = work.needs_body();
-        thread::scope(|scope| {
-            let (mut to_readers, mut from_readers) = (Vec::new(), Vec::new());
-            for _ in 0..readers {
-                let (give, take) = sync_channel::<Unit>(QUEUE_UNITS);
-                let (put, get) = sync_channel::<Block>(QUEUE_UNITS);
-                let keys = &options.keys;
-                scope.spawn(move || {
-                    // Ends when the feeder has no more, or when nobody takes what was read.
-                    for unit in take {
-                        if put.send(unit.read(keys, needs_body)).is_err() {
-                            return;
-                        }
-                    }
-                });
-                to_readers.push(give);
-                from_readers.push(get);
-            }
-            let files = sources.0;
-            let feeder = scope.spawn(move || Feeder { to: to_readers, next: 0 }.feed(&files));
-            let mut writer = Writer {
-                inbox: self,
-                options,
-                work,
-                ignored: IgnoredKeys::new()?,
-                report: LoadReport::default(),
-            };
-            let written = writer.receive_all(&from_readers, &mut observe);
-            // Lets the readers and the feeder end.
-            drop(from_readers);
-            let fed = feeder.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            written.and(fed)?;
-            writer.report.rows = self.rows()?;
-            Ok((writer.report, Ignored(writer.ignored)))
-        })
+        let Sources(listing) = sources;
+        let (files, line_bytes) = (listing.count()?, listing.line_bytes);
+        observe(&LoadEvent::Start { files, line_bytes, skipped: listing.skipped });
+        let (from_readers, feeder) = start(listing, options, work.needs_body());
+        let mut writer = Writer {
+            inbox: self,
+            options,
+            work,
+            ignored: IgnoredKeys::new()?,
+            report: LoadReport::default(),
+        };
+        // After an error the readers find that nobody takes what they read, and end; not waited for, since standard
+        // input may never say another word.
+        writer.receive_all(&from_readers, &mut observe)?;
+        feeder.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        writer.report.rows = self.rows()?;
+        Ok((writer.report, Ignored(writer.ignored)))
     }
+}
+
+type Feeding = thread::JoinHandle<Result<(), InboxError>>;
+
+// The blocks come in turn: one from each receiver.
+fn start(listing: Listing, options: &LoadOptions, needs_body: bool) -> (Vec<Receiver<Block>>, Feeding) {
+    let keys = Arc::new(options.keys.clone());
+    let (mut to_readers, mut from_readers) = (Vec::new(), Vec::new());
+    for _ in 0..options.readers.clamp(1, READERS_MAX) {
+        let (give, take) = sync_channel::<Unit>(QUEUE_UNITS);
+        let (put, get) = sync_channel::<Block>(QUEUE_UNITS);
+        let keys = Arc::clone(&keys);
+        thread::spawn(move || {
+            // Ends when the feeder has no more, or when nobody takes what was read.
+            for unit in take {
+                if put.send(unit.read(&keys, needs_body)).is_err() {
+                    return;
+                }
+            }
+        });
+        to_readers.push(give);
+        from_readers.push(get);
+    }
+    let feeder = thread::spawn(move || Feeder { to: to_readers, next: 0 }.feed(&listing));
+    (from_readers, feeder)
 }
 
 /// A piece of work for a reader.
@@ -195,9 +207,9 @@ enum Unit {
 }
 
 /// What a reader made of a unit.
-#[derive(Default)]
 struct Block {
     files: u64,
+    line_bytes: u64,
     messages: Vec<Result<Message, InboxError>>,
 }
 
@@ -270,15 +282,20 @@ impl Unit {
         match self {
             Self::Files(files) => Block {
                 files: files.len() as u64,
+                line_bytes: 0,
                 messages: files
                     .iter()
                     .map(|(path, kind)| file_message(path, *kind, keys, needs_body))
                     .collect(),
             },
-            Self::Lines(name, lines) => {
-                Block { files: 0, messages: line_messages(&name, &lines, keys, needs_body) }
+            Self::Lines(name, lines) => Block {
+                files: 0,
+                line_bytes: lines.bytes,
+                messages: line_messages(&name, &lines, keys, needs_body),
+            },
+            Self::End(error) => {
+                Block { files: 1, line_bytes: 0, messages: error.map(Err).into_iter().collect() }
             }
-            Self::End(error) => Block { files: 1, messages: error.map(Err).into_iter().collect() },
         }
     }
 }
@@ -340,13 +357,14 @@ impl Writer<'_> {
         from: &[Receiver<Block>],
         observe: &mut impl FnMut(&LoadEvent<'_>),
     ) -> Result<(), InboxError> {
-        let mut turn = 0;
+        let (mut turn, mut line_bytes) = (0, 0);
         while let Some(blocks) = gather(from, &mut turn, self.options.batch) {
+            line_bytes += blocks.iter().map(|block| block.line_bytes).sum::<u64>();
             let told = self.receive_batch(blocks)?;
             for told in &told {
                 observe(&told.event());
             }
-            observe(&LoadEvent::Committed(self.report));
+            observe(&LoadEvent::Committed { report: self.report, line_bytes });
             thread::sleep(REST);
         }
         Ok(())

@@ -232,10 +232,9 @@ impl Inbox {
     pub(crate) fn known(&self, conn: &Connection, message: &Incoming<'_>) -> Result<Receipt, InboxError> {
         let key = message.envelope.key.as_str();
         let read = || -> rusqlite::Result<_> {
-            // As bytes, whatever the type that a hand wrote.
-            let sql = "SELECT CAST(response AS BLOB) FROM main.inbox_log WHERE msg_id = ?1";
-            let response: Option<Option<Vec<u8>>> =
-                conn.prepare_cached(sql)?.query_row([key], |row| row.get(0)).optional()?;
+            let sql = "SELECT response FROM main.inbox_log WHERE msg_id = ?1";
+            let response =
+                conn.prepare_cached(sql)?.query_row([key], |row| table::bytes(row, 0)).optional()?;
             Ok((response, first_digest(conn, key)?))
         };
         let (response, first) = read().map_err(self.at("cannot be read"))?;

@@ -1,6 +1,5 @@
 //! One message: what is on record about it, and how an operator makes its key new again.
 
-use onlyonce_store_sqlite::rusqlite::types::ValueRef;
 use onlyonce_store_sqlite::rusqlite::{self, Connection, OptionalExtension, Row, params};
 use serde::Serialize;
 
@@ -155,12 +154,6 @@ fn row_of(conn: &Connection, key: &str) -> rusqlite::Result<Option<RowView>> {
     .optional()
 }
 
-// Whatever a hand wrote, as text.
 fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<String>> {
-    Ok(match row.get_ref(column)? {
-        ValueRef::Null => None,
-        ValueRef::Integer(number) => Some(number.to_string()),
-        ValueRef::Real(number) => Some(number.to_string()),
-        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
-    })
+    Ok(table::bytes(row, column)?.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
 }

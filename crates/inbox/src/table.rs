@@ -1,6 +1,7 @@
 //! The tables, and the proof that a table `inbox_log` found in the file keeps messages as it must.
 
-use onlyonce_store_sqlite::rusqlite::{self, Connection, OptionalExtension, Params};
+use onlyonce_store_sqlite::rusqlite::types::ValueRef;
+use onlyonce_store_sqlite::rusqlite::{self, Connection, OptionalExtension, Params, Row};
 
 /// `inbox_log` has exactly these columns, so that whoever knows the mission knows the table.
 const COLUMNS: [&str; 5] = ["msg_id", "biz_key", "status", "response", "created_at"];
@@ -120,7 +121,28 @@ fn check_log(conn: &Connection) -> Result<bool, Fault> {
         return Err(collates(&collation));
     }
     check_unique(conn)?;
+    check_values(conn)?;
     Ok(true)
+}
+
+// Numbers and blobs equal no text, so that their messages would be new once more. By the index they stand at its two ends.
+fn check_values(conn: &Connection) -> Result<(), Fault> {
+    for order in ["ASC", "DESC"] {
+        let sql = format!(
+            "SELECT typeof(msg_id), quote(msg_id) FROM main.inbox_log WHERE msg_id IS NOT NULL
+             ORDER BY msg_id {order} LIMIT 1"
+        );
+        let found: Option<(String, String)> =
+            conn.query_row(&sql, [], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+        if let Some((kind, value)) = found.filter(|(kind, _)| kind != "text") {
+            let value: String = value.chars().take(40).collect();
+            return Err(unfit(format!(
+                "it holds the msg_id {value}, of type {kind}, which no key equals; make it text: UPDATE inbox_log SET msg_id = \
+                 CAST(msg_id AS TEXT)"
+            )));
+        }
+    }
+    Ok(())
 }
 
 // Answers the declared type of `msg_id`.
@@ -218,6 +240,16 @@ fn collates(collation: &str) -> Fault {
 
 fn unfit(reason: impl AsRef<str>) -> Fault {
     Fault::Unfit(format!("its table inbox_log is not fit for an inbox: {}", reason.as_ref()))
+}
+
+/// The bytes of a value, whatever type a hand gave it; `None` for NULL.
+pub(crate) fn bytes(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Vec<u8>>> {
+    Ok(match row.get_ref(column)? {
+        ValueRef::Null => None,
+        ValueRef::Integer(number) => Some(number.to_string().into_bytes()),
+        ValueRef::Real(number) => Some(number.to_string().into_bytes()),
+        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Some(bytes.to_vec()),
+    })
 }
 
 /// Adds a delivery.

@@ -146,6 +146,18 @@ fn what_the_table_itself_refuses_is_told_and_not_swallowed() {
 }
 
 #[test]
+fn a_database_in_utf_16_keeps_keys_and_responses_too() {
+    let inbox = Fixture::new();
+    inbox.execute(&format!(
+        "PRAGMA encoding = 'UTF-16'; CREATE TABLE inbox_log (msg_id TEXT PRIMARY KEY, {REST})"
+    ));
+    let first = inbox.apply(&message("주문-1", 1), &[]).ok();
+    let second = inbox.apply(&message("주문-1", 1), &["--on-conflict", "fail"]).ok();
+    assert_eq!((first.line(0), second.line(0)), ("applied", "duplicate"));
+    assert_eq!(first.line(1), second.line(1));
+}
+
+#[test]
 fn a_file_with_other_tables_keeps_them() {
     let inbox = Fixture::new();
     inbox.execute("CREATE TABLE orders (id); INSERT INTO orders VALUES (1); PRAGMA user_version = 7");

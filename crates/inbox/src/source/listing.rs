@@ -46,6 +46,8 @@ pub struct Skipped {
 pub(crate) struct Listing {
     names: Names,
     pub(crate) skipped: Skipped,
+    /// Bytes of the files that are read line by line.
+    pub(crate) line_bytes: u64,
 }
 
 impl Listing {
@@ -54,7 +56,8 @@ impl Listing {
     /// # Errors
     /// [`InboxError::File`] for one that is not there or cannot be read.
     pub(crate) fn of(sources: &[OsString], format: Option<Format>) -> Result<Self, InboxError> {
-        let mut listing = Self { names: Names::new()?, skipped: Skipped::default() };
+        let mut listing = Self { names: Names::new()?, skipped: Skipped::default(), line_bytes: 0 };
+        let mut bytes = 0;
         for (part, source) in sources.iter().enumerate() {
             let path = Path::new(source);
             match fs::metadata(path) {
@@ -71,6 +74,13 @@ impl Listing {
                 Err(error) => return Err(InboxError::file(path, "cannot be read", error)),
             }
         }
+        listing.each(|path, kind| {
+            if kind == Kind::Lines {
+                bytes += fs::metadata(path).map_or(0, |file| file.len());
+            }
+            true
+        })?;
+        listing.line_bytes = bytes;
         Ok(listing)
     }
 

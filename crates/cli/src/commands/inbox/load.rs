@@ -135,18 +135,20 @@ impl Load {
 /// Draws on a terminal alone; what is told is told everywhere.
 struct Progress {
     bar: ProgressBar,
+    // Of files that are read line by line bytes are counted, else files.
+    by_bytes: bool,
 }
 
 impl Default for Progress {
     fn default() -> Self {
-        Self { bar: ProgressBar::no_length() }
+        Self { bar: ProgressBar::no_length(), by_bytes: false }
     }
 }
 
 impl Progress {
     fn observe(&mut self, event: &LoadEvent<'_>) {
         match event {
-            LoadEvent::Start { files, skipped } => self.start(*files, *skipped),
+            LoadEvent::Start { files, line_bytes, skipped } => self.start(*files, *line_bytes, *skipped),
             LoadEvent::Failed(error) => self.say("error", &failure::chain(*error)),
             LoadEvent::WorkFailed { key, source } => {
                 self.say(
@@ -155,8 +157,8 @@ impl Progress {
                 );
             }
             LoadEvent::Conflict { key, source } => self.say("warning", &conflict(key, source)),
-            LoadEvent::Committed(report) => {
-                self.bar.set_position(report.files);
+            LoadEvent::Committed { report, line_bytes } => {
+                self.bar.set_position(if self.by_bytes { *line_bytes } else { report.files });
                 self.bar.set_message(format!(
                     "{} messages: {} applied, {} duplicates, {} failed",
                     report.messages, report.applied, report.duplicates, report.failed
@@ -165,10 +167,14 @@ impl Progress {
         }
     }
 
-    fn start(&self, files: u64, skipped: Skipped) {
-        let style = ProgressStyle::with_template("{elapsed_precise} {bar:30} {pos}/{len} files, {msg}");
-        self.bar.set_style(style.expect("a template of indicatif"));
-        self.bar.set_length(files);
+    fn start(&mut self, files: u64, line_bytes: u64, skipped: Skipped) {
+        self.by_bytes = line_bytes > 0;
+        let (template, length) = match self.by_bytes {
+            true => ("{elapsed_precise} {bar:30} {bytes}/{total_bytes}, {msg}", line_bytes),
+            false => ("{elapsed_precise} {bar:30} {pos}/{len} files, {msg}", files),
+        };
+        self.bar.set_style(ProgressStyle::with_template(template).expect("a template of indicatif"));
+        self.bar.set_length(length);
         let Skipped { other_files, hidden, folders } = skipped;
         if skipped != Skipped::default() {
             self.say(
