@@ -9,7 +9,7 @@
 //! | [`process`] | [`Process`]: a program that is started, signalled and killed |
 //! | [`service`] | servers of others: private or shared by a run, ended when nobody uses them any more |
 //! | [`postgres`] | [`Postgres`], [`PgBouncer`] |
-//! | [`redis`] | [`Redis`], [`ToldClock`] |
+//! | [`redis`] | [`Redis`], [`RedisCluster`], [`RedisSentinels`], [`ToldClock`] |
 //! | [`mariadb`] | [`Mariadb`] |
 //! | [`authority`] | [`Authority`]: signs certificates for servers that speak TLS |
 //! | [`nginx`] | [`Nginx`] |
@@ -41,7 +41,7 @@ pub use nginx::Nginx;
 pub use postgres::{PgBouncer, PoolMode, Postgres};
 pub use process::Process;
 pub use raw::{RawConnection, RawUpstream, send_raw};
-pub use redis::{Redis, RedisOptions, ToldClock};
+pub use redis::{Redis, RedisCluster, RedisOptions, RedisSentinels, ToldClock, ToldCluster};
 pub use upstream::{Answer, Seen, Upstream};
 
 /// How long any wait may take before the test fails.

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use crate::clock_ms;
 use crate::error::Fault;
-use crate::link::{Link, Request};
+use crate::link::Request;
 use crate::names::SLOTS;
 use crate::node::Node;
 use crate::open::{Address, Options};
@@ -69,7 +69,6 @@ struct View {
     epoch: u64,
     healthy: bool,
     ranges: Vec<(u16, u16, Address)>,
-    replicas: BTreeSet<Address>,
 }
 
 impl Cluster {
@@ -117,18 +116,24 @@ impl Cluster {
         Ok(masters)
     }
 
-    /// A link to each replica that answers now.
-    pub(crate) async fn replicas(&self) -> Result<Vec<Arc<Link>>, Fault> {
-        let mut links = Vec::new();
-        for address in self.best_view().await?.replicas {
-            match Link::open(&self.options, &address).await {
-                Ok(link) => links.push(link),
-                Err(fault) if fault.kind == StoreErrorKind::Unfit => return Err(fault),
-                // It is checked when it is a master.
-                Err(_) => {}
-            }
+    /// Every node that may be asked for records one day: those of the URL, and the replicas that are known. Without the
+    /// right to ask for them (CLUSTER NODES) they are checked when they are masters.
+    pub(crate) async fn candidates(&self) -> Result<BTreeSet<Address>, Fault> {
+        let mut candidates: BTreeSet<_> = self.options.servers.iter().cloned().collect();
+        let mut nodes = redis::cmd("CLUSTER");
+        nodes.arg("NODES");
+        let request = Request::of([nodes]);
+        for master in self.masters().await? {
+            let (answers, _) = master.ask(&request, false, false).await?;
+            let text = match answers.into_iter().next() {
+                Some(Value::BulkString(text)) => String::from_utf8_lossy(&text).into_owned(),
+                Some(Value::VerbatimString { text, .. }) => text,
+                _ => continue,
+            };
+            candidates.extend(text.lines().filter_map(replica_of));
+            break;
         }
-        Ok(links)
+        Ok(candidates)
     }
 
     pub(crate) fn unbroken_for(&self, slot: u16, time: Duration) -> bool {
@@ -297,16 +302,11 @@ async fn view_of(node: &Node) -> Result<View, Fault> {
         info.lines().filter_map(|line| line.split_once(':')).find(|(n, _)| *n == name).map(|(_, v)| v.trim())
     };
     let Some(Value::Array(slots)) = answers.get(1) else { return Err(strange()) };
-    let (mut ranges, mut replicas) = (Vec::new(), BTreeSet::new());
-    for range in slots {
-        ranges.extend(range_of(range, node.address()));
-        replicas.extend(replicas_of(range, node.address()));
-    }
+    let ranges = slots.iter().filter_map(|range| range_of(range, node.address())).collect();
     Ok(View {
         epoch: field("cluster_current_epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0),
         healthy: field("cluster_state").is_none_or(|state| state == "ok"),
         ranges,
-        replicas,
     })
 }
 
@@ -318,9 +318,15 @@ fn range_of(range: &Value, told_by: Option<&Address>) -> Option<(u16, u16, Addre
     (first <= last && last < SLOTS).then_some((first, last, address_of(master, told_by)?))
 }
 
-fn replicas_of(range: &Value, told_by: Option<&Address>) -> Vec<Address> {
-    let Value::Array(parts) = range else { return Vec::new() };
-    parts.iter().skip(3).filter_map(|replica| address_of(replica, told_by)).collect()
+/// The address in a line of CLUSTER NODES, if it is a replica that is well: `id host:port@bus,name flags …`.
+fn replica_of(line: &str) -> Option<Address> {
+    let mut fields = line.split(' ').skip(1);
+    let (address, flags) = (fields.next()?, fields.next()?);
+    if !flags.split(',').any(|flag| flag == "slave") || flags.contains("fail") || flags.contains("noaddr") {
+        return None;
+    }
+    let (host, port) = address.split('@').next()?.rsplit_once(':')?;
+    (!host.is_empty()).then_some(Address::Tcp(host.into(), port.parse().ok()?))
 }
 
 fn address_of(node: &Value, told_by: Option<&Address>) -> Option<Address> {

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use onlyonce_core::StoreErrorKind;
 use redis::Value;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use crate::cluster::{Cluster, Redirect};
@@ -123,17 +125,25 @@ impl Routes {
 
     /// What each server said of itself: a master, or a replica that may be one tomorrow.
     pub(crate) async fn fitness(&self) -> Result<Vec<(Durability, bool)>, Fault> {
-        let mut said = Vec::new();
+        let mut links = JoinSet::new();
         for node in self.masters().await? {
-            let link = node.link().await?;
-            said.push((link.fitness.durability, link.fitness.may_evict));
+            links.spawn(async move { node.link().await.map(Some) });
         }
         if let Place::Many(cluster) = &self.place {
-            for link in cluster.replicas().await? {
-                said.push((link.fitness.durability, link.fitness.may_evict));
+            for node in cluster.candidates().await? {
+                let options = Arc::clone(&self.options);
+                links.spawn(async move {
+                    match Link::open(&options, &node).await {
+                        Ok(link) => Ok(Some(link)),
+                        Err(fault) if fault.kind == StoreErrorKind::Unfit => Err(fault),
+                        // It is checked when it is a master.
+                        Err(_) => Ok(None),
+                    }
+                });
             }
         }
-        Ok(said)
+        let links = links.join_all().await.into_iter().collect::<Result<Vec<_>, _>>()?;
+        Ok(links.iter().flatten().map(|link| (link.fitness.durability, link.fitness.may_evict)).collect())
     }
 
     /// Looks whether the servers are still fit: a policy can be changed while they run.

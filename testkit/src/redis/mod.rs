@@ -1,7 +1,11 @@
 //! Private Redis servers: one, a cluster of six, one with replicas behind Sentinel.
 
+mod cluster;
+mod sentinel;
 mod told;
+mod told_cluster;
 
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,9 +16,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio::task::spawn_blocking;
 
-use crate::service::{Home, Recipe, Service, program};
+use crate::authority::{Authority, Identity};
+use crate::service::{Home, Recipe, Service, program, quiet_port};
 
+pub use cluster::RedisCluster;
+pub use sentinel::RedisSentinels;
 pub use told::ToldClock;
+pub use told_cluster::ToldCluster;
 
 /// A Redis server in a temporary folder, without persistence unless it is asked for.
 #[derive(Clone, Debug)]
@@ -25,6 +33,18 @@ pub struct Redis(Arc<Service<RedisOptions>>);
 pub struct RedisOptions {
     settings: String,
     clock: Option<ToldClock>,
+    tls: Option<(String, Identity)>,
+    part: Part,
+}
+
+/// What the server is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Part {
+    #[default]
+    Server,
+    // Of a cluster.
+    Node,
+    Sentinel,
 }
 
 impl Redis {
@@ -56,13 +76,39 @@ impl Redis {
         format!("redis://{}", self.addr())
     }
 
+    /// Its port for TLS.
+    ///
+    /// # Panics
+    /// When it was not set up for TLS.
+    pub fn tls_port(&self) -> u16 {
+        self.noted_port("tls-port")
+    }
+
+    /// Where nodes of a cluster meet it.
+    fn bus_port(&self) -> u16 {
+        self.noted_port("bus-port")
+    }
+
+    fn noted_port(&self, name: &str) -> u16 {
+        let noted = std::fs::read_to_string(self.0.home().path(name));
+        noted.ok().and_then(|port| port.parse().ok()).unwrap_or_else(|| panic!("it has no {name}"))
+    }
+
     /// What `redis-cli` prints for this command, without its last line end.
     ///
     /// # Panics
     /// When it cannot be run; an error of the server is in the answer.
     pub async fn cli<const N: usize>(&self, command: [&str; N]) -> String {
-        let (service, command) = (Arc::clone(&self.0), command.map(str::to_owned));
-        blocking(move || cli(service.home(), &command)).await
+        self.cli_with(command.map(str::to_owned).into()).await
+    }
+
+    /// As [`cli`](Self::cli), for a command of any length.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    pub async fn cli_with(&self, command: Vec<String>) -> String {
+        let service = Arc::clone(&self.0);
+        blocking(move || run_cli(service.home(), service.home().port(), &command)).await
     }
 
     /// Stops it in order.
@@ -108,6 +154,11 @@ impl Redis {
         self.0.resume().unwrap_or_else(|error| panic!("{error:#}"));
     }
 
+    /// Whether it was started and not stopped or killed since.
+    pub fn runs(&self) -> bool {
+        self.0.pid().is_some()
+    }
+
     /// What it wrote to its log.
     pub fn log(&self) -> String {
         self.0.log()
@@ -136,6 +187,13 @@ impl RedisOptions {
         self.setting("appendonly yes").setting("appendfsync always")
     }
 
+    /// Speaks TLS on a port of its own too, with a certificate for 127.0.0.1; certificates of clients are read if there are.
+    #[must_use]
+    pub fn tls(mut self, authority: &Authority) -> Self {
+        self.tls = Some((authority.pem(), authority.identity("IP:127.0.0.1")));
+        self
+    }
+
     /// Runs it on this wall clock.
     #[must_use]
     pub fn clock(mut self, clock: &ToldClock) -> Self {
@@ -159,11 +217,34 @@ impl Recipe for RedisOptions {
 
     fn prepare(&self, home: &Home) -> Result<()> {
         let settings = format!(
-            "bind 127.0.0.1\nport {}\ndir {}\nsave \"\"\nappendonly no\nrepl-diskless-sync-delay 0\n{}",
+            "bind 127.0.0.1\nport {}\ndir {}\nsave \"\"\nappendonly no\nrepl-diskless-sync-delay 0\n",
             home.port(),
             home.folder().display(),
-            self.settings
         );
+        let more = match self.part {
+            Part::Server => String::new(),
+            Part::Sentinel => "sentinel resolve-hostnames no\n".into(),
+            Part::Node => {
+                let bus = quiet_port()?;
+                home.write("bus-port", bus.to_string())?;
+                format!(
+                    "cluster-enabled yes\ncluster-port {bus}\ncluster-node-timeout 2000\n\
+                     cluster-require-full-coverage no\ncluster-allow-replica-migration no\n"
+                )
+            }
+        };
+        let tls =
+            self.tls.as_ref().map_or(Ok(String::new()), |(ca, identity)| tls_settings(home, ca, identity))?;
+        // What a test says comes last, and holds.
+        let settings = match self.part {
+            Part::Sentinel => format!(
+                "bind 127.0.0.1\nport {}\ndir {}\n{more}{}",
+                home.port(),
+                home.folder().display(),
+                self.settings
+            ),
+            Part::Server | Part::Node => format!("{settings}{more}{tls}{}", self.settings),
+        };
         home.write("redis.conf", settings)?;
         // So that a missing compiler is told here, with its reason.
         self.clock.as_ref().map_or(Ok(()), |clock| clock.apply(&mut Command::new("redis-server")))
@@ -173,6 +254,9 @@ impl Recipe for RedisOptions {
         let mut command =
             home.command(program("redis-server", &[]).unwrap_or_else(|_| "redis-server".into()));
         command.arg(home.path("redis.conf"));
+        if self.part == Part::Sentinel {
+            command.arg("--sentinel");
+        }
         if let Some(clock) = &self.clock {
             let _ = clock.apply(&mut command);
         }
@@ -185,6 +269,17 @@ impl Recipe for RedisOptions {
     }
 }
 
+fn tls_settings(home: &Home, ca: &str, identity: &Identity) -> Result<String> {
+    let port = quiet_port()?;
+    home.write("tls-port", port.to_string())?;
+    let [ca, cert, key] = [("ca.pem", ca), ("cert.pem", &*identity.cert), ("key.pem", &*identity.key)]
+        .map(|(name, content)| home.write(name, content).map(|path| path.display().to_string()));
+    Ok(format!(
+        "tls-port {port}\ntls-ca-cert-file {}\ntls-cert-file {}\ntls-key-file {}\ntls-auth-clients optional\n",
+        ca?, cert?, key?
+    ))
+}
+
 fn ping(addr: SocketAddr) -> Result<String> {
     let mut stream = TcpStream::connect(addr)?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
@@ -194,9 +289,9 @@ fn ping(addr: SocketAddr) -> Result<String> {
     Ok(String::from_utf8_lossy(&answer[..read]).into_owned())
 }
 
-fn cli(home: &Home, command: &[String]) -> Result<String> {
+fn run_cli(home: &Home, port: u16, command: &[impl AsRef<OsStr>]) -> Result<String> {
     let mut cli = home.command(program("redis-cli", &[])?);
-    cli.args(["-p", &home.port().to_string()]).args(command);
+    cli.args(["-p", &port.to_string()]).args(command);
     let text = home.run(&mut cli)?;
     Ok(text.strip_suffix('\n').unwrap_or(&text).to_owned())
 }

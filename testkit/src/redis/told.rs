@@ -20,7 +20,7 @@ pub struct ToldClock(Arc<Told>);
 
 #[derive(Debug)]
 struct Told {
-    _folder: tempfile::TempDir,
+    _folder: Option<tempfile::TempDir>,
     path: PathBuf,
     file: File,
     // Microseconds since the epoch; 0 is the real time.
@@ -37,7 +37,13 @@ impl ToldClock {
         let path = folder.path().join("clock");
         fs::write(&path, 0_i64.to_ne_bytes()).expect("a file in it");
         let file = OpenOptions::new().write(true).open(&path).expect("the file");
-        Self(Arc::new(Told { _folder: folder, path, file, now_us: Mutex::new(0) }))
+        Self(Arc::new(Told { _folder: Some(folder), path, file, now_us: Mutex::new(0) }))
+    }
+
+    /// The clock in a file that servers have already.
+    pub(super) fn at(path: PathBuf) -> Result<Self> {
+        let file = OpenOptions::new().write(true).open(&path)?;
+        Ok(Self(Arc::new(Told { _folder: None, path, file, now_us: Mutex::new(0) })))
     }
 
     /// A clock that stands still, at the whole millisecond that it is now.
@@ -86,7 +92,11 @@ impl ToldClock {
 
     /// Makes `command` start its program on this clock.
     pub(super) fn apply(&self, command: &mut Command) -> Result<()> {
-        command.env("LD_PRELOAD", library()?).env("TESTKIT_CLOCK", &self.0.path);
+        Self::preload(command, &self.0.path)
+    }
+
+    pub(super) fn preload(command: &mut Command, clock: &Path) -> Result<()> {
+        command.env("LD_PRELOAD", library()?).env("TESTKIT_CLOCK", clock);
         Ok(())
     }
 }
