@@ -17,7 +17,7 @@ use onlyonce_core::{
 use crate::error::Fault;
 use crate::row::{Row, columns, policy_text, us, wall};
 use crate::schema::Tables;
-use crate::session::Session;
+use crate::session::{Changed, Session};
 use crate::sql::Sql;
 
 /// The answer to each job of a kind; `None` where it is not the usual case and nothing was done.
@@ -174,7 +174,7 @@ pub(crate) async fn renew(
     ));
     sql.value(us(lease)).push(" MICROSECOND WHERE ");
     push_owned(&mut sql, jobs);
-    all_or_none(session, sql, jobs, &Answer::Renew(RenewOutcome::Renewed)).await
+    Ok(all_or_none(session.change(sql).await?, jobs, &Answer::Renew(RenewOutcome::Renewed)))
 }
 
 /// Leases end now, and nobody may run the operations again.
@@ -188,7 +188,7 @@ pub(crate) async fn mark_unknown(
         tables.keys
     ));
     push_owned(&mut sql, jobs);
-    all_or_none(session, sql, jobs, &Answer::Release(ReleaseOutcome::Applied)).await
+    Ok(all_or_none(session.change(sql).await?, jobs, &Answer::Release(ReleaseOutcome::Applied)))
 }
 
 /// Owned records go.
@@ -197,20 +197,15 @@ pub(crate) async fn release(
     tables: &Tables,
     jobs: &[&Job],
 ) -> Result<Usual, Fault> {
-    let mut sql = Sql::new(format!("DELETE FROM k USING {} AS k FORCE INDEX (PRIMARY) WHERE ", tables.keys));
-    push_owned(&mut sql, jobs);
-    all_or_none(session, sql, jobs, &Answer::Release(ReleaseOutcome::Applied)).await
+    let owned = jobs.iter().filter_map(|job| Some((job.id(), Some(token_of(job)?))));
+    let changed = session.change_unprepared(delete(tables, owned, NOT_COMPLETED)).await?;
+    Ok(all_or_none(changed, jobs, &Answer::Release(ReleaseOutcome::Applied)))
 }
 
 // When all were changed, each was. Else it is not known which; to do it once more changes nothing.
-async fn all_or_none(
-    session: &mut Session<'_>,
-    sql: Sql,
-    jobs: &[&Job],
-    answer: &Answer,
-) -> Result<Usual, Fault> {
-    let all = session.change(sql).await?.rows == jobs.len() as u64;
-    Ok(jobs.iter().map(|_| all.then(|| Ok(answer.clone()))).collect())
+fn all_or_none(changed: Changed, jobs: &[&Job], answer: &Answer) -> Usual {
+    let all = changed.rows == jobs.len() as u64;
+    jobs.iter().map(|_| all.then(|| Ok(answer.clone()))).collect()
 }
 
 /// Reads the records of these operations, without locks.
@@ -244,6 +239,30 @@ pub(crate) fn push_ids<'j>(sql: &mut Sql, ids: impl Iterator<Item = &'j Operatio
     sql.push(")");
 }
 
+/// Removes the records of these operations, with this token where one is given.
+///
+/// From a list of names to one row each: a condition alone makes the server read all rows of a scope, and lock them.
+pub(crate) fn delete<'j>(
+    tables: &Tables,
+    rows: impl Iterator<Item = (&'j OperationId, Option<LeaseToken>)>,
+    condition: &str,
+) -> Sql {
+    let mut sql = Sql::new("DELETE k FROM (");
+    for (n, (id, token)) in rows.enumerate() {
+        sql.push(if n == 0 { "SELECT " } else { " UNION ALL SELECT " }).value(id.scope.as_str());
+        sql.push(if n == 0 { " AS scope, " } else { ", " }).value(id.key.as_str());
+        sql.push(if n == 0 { " AS `key`, " } else { ", " })
+            .value(token.map(|token| token.as_bytes().to_vec()));
+        sql.push(if n == 0 { " AS token" } else { "" });
+    }
+    sql.push(&format!(
+        ") AS named STRAIGHT_JOIN {} AS k ON k.scope = named.scope AND k.`key` = named.`key` \
+         WHERE (named.token IS NULL OR k.token = named.token) AND {condition}",
+        tables.keys
+    ));
+    sql
+}
+
 // The usual case of every owner's operation: its token, and not completed.
 fn push_owned(sql: &mut Sql, jobs: &[&Job]) {
     for (n, job) in jobs.iter().enumerate() {
@@ -252,8 +271,10 @@ fn push_owned(sql: &mut Sql, jobs: &[&Job]) {
         sql.push(" AND `key` = ").value(job.id().key.as_str());
         sql.push(" AND token = ").value(&token.as_bytes()[..]).push(")");
     }
-    sql.push(") AND status IN ('in_progress', 'unknown')");
+    sql.push(") AND ").push(NOT_COMPLETED);
 }
+
+const NOT_COMPLETED: &str = "status IN ('in_progress', 'unknown')";
 
 fn token_of(job: &Job) -> Option<LeaseToken> {
     match job.ask() {

@@ -13,7 +13,7 @@ use onlyonce_core::{
     StateName, SystemClock, decide, decide_complete, decide_release, decide_renew,
 };
 
-use crate::claims::{ANEW, by_id, find, push_ids};
+use crate::claims::{ANEW, by_id, delete, find, push_ids};
 use crate::error::{Fault, code};
 use crate::row::{ALL_COLUMNS, Done, NOW, NewRow, Row, cells, columns, us, us_of};
 use crate::schema::Tables;
@@ -36,8 +36,8 @@ pub(crate) enum Patience {
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(20);
 
-/// Rounds that a batch makes when others insert the very same rows at the same moment.
-const ROUNDS: u32 = 6;
+/// How often a batch meets others in the moment after its look before it is halved.
+const COLLISIONS_MAX: u32 = 1;
 
 /// Runs jobs of any kind, each on an operation of its own.
 ///
@@ -55,14 +55,10 @@ pub(crate) async fn run(
         Patience::Until(time) => SystemClock.boot().saturating_sub(began) < time,
     };
     let mut answers: Vec<Option<Result<Answer, Fault>>> = jobs.iter().map(|_| None).collect();
-    let (mut round, mut pause) = (0, PAUSE_MIN);
+    let (mut collisions, mut pause) = (0, PAUSE_MIN);
     loop {
         let left: Vec<usize> = (0..jobs.len()).filter(|n| answers[*n].is_none()).collect();
-        if left.is_empty() {
-            break;
-        }
         let of_round: Vec<&Job> = left.iter().map(|n| jobs[*n]).collect();
-        round += 1;
         match one_round(session, tables, &of_round).await {
             Ok(done) => {
                 for (n, answer) in left.into_iter().zip(done) {
@@ -70,23 +66,26 @@ pub(crate) async fn run(
                     answers[n] = answer.filter(|_| !(locked && patient()));
                 }
             }
-            // Somebody came in between, in the moment after the look.
+            // Somebody came in between, after the look; or holds a gap between the rows, which no look shows.
             Err(fault) if fault.code() == code::DUPLICATE || fault.is_lock_wait() || fault.is_conflict() => {
-                if round >= ROUNDS && !patient() {
-                    return Err(fault);
+                collisions += 1;
+                if collisions > COLLISIONS_MAX && of_round.len() > 1 {
+                    let (first, second) = of_round.split_at(of_round.len() / 2);
+                    let mut halves = Box::pin(run(session, tables, first, patience)).await?;
+                    halves.extend(Box::pin(run(session, tables, second, patience)).await?);
+                    left.into_iter().zip(halves).for_each(|(n, answer)| answers[n] = Some(answer));
+                } else if collisions > COLLISIONS_MAX && !patient() {
+                    left.into_iter().for_each(|n| answers[n] = Some(Ok(Answer::Locked)));
                 }
             }
             Err(fault) => return Err(fault),
         }
-        if answers.iter().any(Option::is_none) {
-            if round >= ROUNDS && !patient() {
-                break;
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(PAUSE_MAX);
+        if answers.iter().all(Option::is_some) {
+            return Ok(answers.into_iter().flatten().collect());
         }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
     }
-    Ok(answers.into_iter().map(|answer| answer.unwrap_or(Ok(Answer::Locked))).collect())
 }
 
 /// What somebody's look at the rows found.
@@ -238,10 +237,8 @@ impl Writes {
             statements.push(format!("{puts} ON DUPLICATE KEY UPDATE {}", over.join(", ")));
         }
         if !self.deletes.is_empty() {
-            let mut sql =
-                Sql::new(format!("DELETE FROM k USING {} AS k FORCE INDEX (PRIMARY) WHERE ", tables.keys));
-            push_ids(&mut sql, self.deletes.iter());
-            statements.push(sql.inlined());
+            let deleted = self.deletes.iter().map(|id| (id, None));
+            statements.push(delete(tables, deleted, "TRUE").inlined());
         }
         // A row that came in between is a duplicate: never written over.
         statements.extend(self.inserts.into_insert(tables));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use onlyonce_core::{PurgeRequest, Purged};
 
 use crate::backend::Backend;
-use crate::claims::push_ids;
+use crate::claims::delete;
 use crate::error::Fault;
 use crate::row::{NOW, cells, us};
 use crate::session::{Session, skip_locked};
@@ -85,9 +85,7 @@ async fn remove_locked(
         found.unwrap_or_default().into_iter().map(|row| cells(row).id()).collect::<Result<_, _>>()?;
     let mut statements = Vec::new();
     if !found.is_empty() {
-        let mut delete = Sql::new(format!("DELETE FROM k USING {keys} AS k FORCE INDEX (PRIMARY) WHERE "));
-        push_ids(&mut delete, found.iter());
-        statements.push(delete.inlined());
+        statements.push(delete(&backend.tables, found.iter().map(|id| (id, None)), "TRUE").inlined());
     }
     statements.push("COMMIT".into());
     session.script(&statements).await?;

@@ -175,7 +175,15 @@ pub(crate) struct Changed {
 impl Session<'_> {
     /// Runs one statement that is a transaction of its own.
     pub(crate) async fn change(&mut self, sql: Sql) -> Result<Changed, Fault> {
-        let prepare = self.pool.url.prepare;
+        self.change_as(sql, self.pool.url.prepare).await
+    }
+
+    /// As [`Session::change`], never prepared: where the types of the values must be known when the statement is.
+    pub(crate) async fn change_unprepared(&mut self, sql: Sql) -> Result<Changed, Fault> {
+        self.change_as(sql, false).await
+    }
+
+    async fn change_as(&mut self, sql: Sql, prepare: bool) -> Result<Changed, Fault> {
         self.bounded(async move |conn| {
             if prepare {
                 let (text, values) = sql.into_parts();

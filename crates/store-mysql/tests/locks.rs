@@ -1,0 +1,170 @@
+//! Somebody's open transaction on one record, and everybody else.
+#![allow(clippy::unwrap_used, reason = "a test fails by it")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::*;
+use futures_util::future::join_all;
+use mysql_async::Conn;
+use mysql_async::prelude::Queryable;
+use onlyonce_core::{
+    ClaimOutcome, CompleteOutcome, PurgeRequest, ReleaseOutcome, RenewOutcome, Store, StoreErrorKind,
+};
+use onlyonce_store_mysql::{MysqlStore, Options, mysql_async};
+use testkit::{Mariadb, within};
+
+/// What somebody did to the record of `held`, and has not committed.
+const HOLDS: [(&str, &str); 4] = [
+    (
+        "inserted",
+        "insert into idempotency_keys select scope, 'held', request_hash, status, response_code, response_headers, \
+         response_body, locked_until, created_at, claimed_at, completed_at, expires_at, token, attempt, on_lease_end, \
+         origin from idempotency_keys where `key` = 'sample'",
+    ),
+    ("updated", "update idempotency_keys set attempt = 7 where `key` = 'held'"),
+    ("deleted", "delete from idempotency_keys where `key` = 'held'"),
+    ("locked", "select * from idempotency_keys where `key` = 'held' for update"),
+];
+
+async fn connect(server: &Mariadb, database: &str) -> Conn {
+    let mut conn = Conn::from_url(format!("{}?prefer_socket=false", server.url(database))).await.unwrap();
+    conn.query_drop("set session transaction isolation level read committed").await.unwrap();
+    conn
+}
+
+async fn open(server: &Mariadb, database: &str, how: fn(Options) -> Options) -> MysqlStore {
+    how(MysqlStore::options(&server.url(database)).unwrap()).open().await.unwrap()
+}
+
+/// Waiting for a lock takes the server's fifty seconds, far past every patience here.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_transaction_on_one_key_delays_no_other() {
+    let ways: [fn(Options) -> Options; 2] = [|options| options, Options::look_first];
+    for (how, (name, hold)) in ways.into_iter().flat_map(|how| HOLDS.map(|hold| (how, hold))) {
+        let (server, database) = database().await;
+        let store = open(&server, &database, how).await;
+        acquired(store.claim(&op("sample"), &take_over()).await.unwrap());
+        let owner = take_over();
+        if name != "inserted" {
+            acquired(store.claim(&op("held"), &owner).await.unwrap());
+        }
+        let mut somebody = connect(&server, &database).await;
+        somebody.query_drop("start transaction").await.unwrap();
+        somebody.query_drop(hold).await.unwrap();
+
+        let (mine, others) = (op("held"), take_over());
+        let on_held = store.claim(&mine, &others);
+        let elsewhere = join_all((0..200).map(|n| {
+            let store = store.clone();
+            async move {
+                let (operation, request) = (op(&format!("other {n}")), take_over());
+                acquired(store.claim(&operation, &request).await.unwrap());
+                assert_eq!(
+                    store.renew(&operation, request.token, LEASE).await.unwrap(),
+                    RenewOutcome::Renewed
+                );
+                match n % 3 {
+                    0 => assert_eq!(
+                        store.release(&operation, request.token).await.unwrap(),
+                        ReleaseOutcome::Applied
+                    ),
+                    _ => {
+                        let stored = store.complete(&operation, &done(request.token, "x")).await.unwrap();
+                        assert!(matches!(stored, CompleteOutcome::Stored(_)), "{stored:?}");
+                    }
+                }
+            }
+        }));
+        let (on_held, _) =
+            within("claims beside an open transaction", async { tokio::join!(on_held, elsewhere) }).await;
+        assert!(matches!(on_held.unwrap(), ClaimOutcome::InProgress { .. }), "{name}");
+        // Nor does a purge.
+        within("a purge", store.purge(&PurgeRequest::default())).await.unwrap();
+        let untouched =
+            server.sql(&database, "select count(*) from idempotency_keys where `key` = 'held'").await;
+        assert_eq!(untouched, if name == "inserted" { "0" } else { "1" }, "{name} is not committed");
+
+        somebody.query_drop("rollback").await.unwrap();
+        let again = store.claim(&op("held"), &take_over()).await.unwrap();
+        match name {
+            "inserted" => drop(acquired(again)),
+            _ => {
+                assert!(matches!(again, ClaimOutcome::InProgress { .. }), "{name}: {again:?}");
+                let stored = store.complete(&op("held"), &done(owner.token, "x")).await.unwrap();
+                assert!(matches!(stored, CompleteOutcome::Stored(_)), "{stored:?}");
+            }
+        }
+    }
+}
+
+/// The work of an owner is done: what it asks waits a little for whoever holds its record.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_waits_for_whoever_holds_its_record() {
+    let (server, database, store) = store().await;
+    let owner = take_over();
+    acquired(store.claim(&op("held"), &owner).await.unwrap());
+    let mut somebody = connect(&server, &database).await;
+    somebody.query_drop("start transaction").await.unwrap();
+    somebody.query_drop(HOLDS[3].1).await.unwrap();
+    let completion = done(owner.token, "x");
+    let (completing, completed) = (store.clone(), completion.clone());
+    let completing = tokio::spawn(async move { completing.complete(&op("held"), &completed).await });
+    // Long enough for the batch to have met the lock; if not, it meets none, and the answer is the same.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    somebody.query_drop("rollback").await.unwrap();
+    let stored = within("the completion", completing).await.unwrap().unwrap();
+    assert!(matches!(stored, CompleteOutcome::Stored(_)), "{stored:?}");
+
+    // But not for ever: then nothing was done, and it may be asked again.
+    somebody.query_drop("start transaction").await.unwrap();
+    let other = take_over();
+    acquired(store.claim(&op("other"), &other).await.unwrap());
+    somebody.query_drop("select * from idempotency_keys where `key` = 'other' for update").await.unwrap();
+    let error =
+        within("a completion", store.complete(&op("other"), &done(other.token, "x"))).await.unwrap_err();
+    assert_eq!((error.kind(), error.may_have_applied()), (StoreErrorKind::Timeout, false), "{error}");
+    assert!(error.retryable());
+    somebody.query_drop("rollback").await.unwrap();
+    let stored = store.complete(&op("other"), &done(other.token, "x")).await.unwrap();
+    assert!(matches!(stored, CompleteOutcome::Stored(_)), "{stored:?}");
+}
+
+/// A stored reply is there for everybody, whoever has locked its row.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_reply_is_replayed() {
+    let (server, database, store) = store().await;
+    let owner = take_over();
+    acquired(store.claim(&op("held"), &owner).await.unwrap());
+    store.complete(&op("held"), &done(owner.token, "the reply")).await.unwrap();
+    let mut somebody = connect(&server, &database).await;
+    somebody.query_drop("start transaction").await.unwrap();
+    somebody.query_drop(HOLDS[3].1).await.unwrap();
+    for _ in 0..3 {
+        let replayed = within("a replay", store.claim(&op("held"), &take_over())).await.unwrap();
+        assert_eq!(completed(replayed).body(), "the reply");
+    }
+}
+
+/// A range that somebody locked so that nothing may be inserted there, as REPEATABLE READ does.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_gap_is_told_and_nothing_waits() {
+    let (server, database, store) = store().await;
+    acquired(store.claim(&op("a"), &take_over()).await.unwrap());
+    acquired(store.claim(&op("z"), &take_over()).await.unwrap());
+    let mut somebody =
+        Conn::from_url(format!("{}?prefer_socket=false", server.url(&database))).await.unwrap();
+    somebody.query_drop("set session transaction isolation level repeatable read").await.unwrap();
+    somebody.query_drop("start transaction").await.unwrap();
+    let gap = "select * from idempotency_keys where scope = 'shop' and `key` between 'c' and 'm' for update";
+    somebody.query_drop(gap).await.unwrap();
+    let (inside, outside) = (op("g"), op_of("zzz", "g", "body"));
+    let (first, second) = (take_over(), take_over());
+    let claims = async { tokio::join!(store.claim(&inside, &first), store.claim(&outside, &second)) };
+    let (inside_claim, outside_claim) = within("claims beside a locked gap", claims).await;
+    assert!(matches!(inside_claim.unwrap(), ClaimOutcome::InProgress { .. }));
+    acquired(outside_claim.unwrap());
+    somebody.query_drop("rollback").await.unwrap();
+    acquired(store.claim(&inside, &take_over()).await.unwrap());
+}
