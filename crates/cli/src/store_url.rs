@@ -4,19 +4,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use onlyonce_core::{MemoryStore, StoreAdmin, StoreError};
+use onlyonce_store_mysql::MysqlStore;
 use onlyonce_store_redis::{Options as RedisOptions, RedisStore};
 use onlyonce_store_sqlite::{Durability, SqliteStore};
 
 use crate::failure::Failure;
 
-const SUPPORTED: &str = "sqlite:FILE, redis://HOST, redis+cluster://HOST, redis+sentinel://HOST/NAME, and memory: for \
-                         the gateway alone";
+const SUPPORTED: &str = "sqlite:FILE, mysql://HOST/DATABASE, redis://HOST, redis+cluster://HOST, \
+                         redis+sentinel://HOST/NAME, and memory: for the gateway alone";
 
 /// Where the records live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StoreUrl {
     /// A file of SQLite.
     Sqlite(PathBuf, Durability),
+    /// A database of MySQL or MariaDB.
+    Mysql(SecretUrl),
     /// A Redis server, a cluster, or a master that Sentinels know.
     Redis(SecretUrl),
     /// The memory of one gateway: gone with it.
@@ -36,8 +39,8 @@ impl std::fmt::Debug for SecretUrl {
 /// The option that every command with a store takes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StoreArg {
-    /// The store: sqlite:FILE, or sqlite:///absolute/path; redis://[USER:PASSWORD@]HOST[:PORT], redis+cluster://HOST,HOST,
-    /// redis+sentinel://HOST,HOST/NAME (rediss for TLS); for `serve` also memory: (gone with the process)
+    /// The store: sqlite:FILE, or sqlite:///absolute/path; mysql://USER:PASSWORD@HOST[:PORT]/DATABASE;
+    /// redis://[USER:PASSWORD@]HOST[:PORT], redis+cluster://HOST,HOST, redis+sentinel://HOST,HOST/NAME (rediss for TLS); for `serve` also memory: (gone with the process)
     // Text until the command runs: a refusal by clap would print the value, and a URL can hold a password.
     #[arg(long, value_name = "URL", env = "ONLYONCE_STORE", hide_env_values = true)]
     #[arg(default_value = "sqlite:onlyonce.db")]
@@ -59,6 +62,13 @@ impl StoreUrl {
             return match rest {
                 "" => Ok(Self::Memory),
                 _ => usage("nothing comes after `memory:`".into()),
+            };
+        }
+        if matches!(scheme, "mysql" | "mariadb") {
+            // Read again when it is opened: here for what is wrong with it, which repeats nothing of the URL.
+            return match MysqlStore::options(text) {
+                Ok(_) => Ok(Self::Mysql(SecretUrl(text.into()))),
+                Err(error) => usage(error.to_string()),
             };
         }
         if scheme.starts_with("redis") {
@@ -108,6 +118,7 @@ impl StoreArg {
     pub(crate) async fn open_existing(&self) -> Result<Arc<dyn StoreAdmin>, Failure> {
         match StoreUrl::parse(&self.store)? {
             StoreUrl::Sqlite(path, _) => Ok(Arc::new(SqliteStore::open_existing(path).await?)),
+            StoreUrl::Mysql(url) => Ok(Arc::new(MysqlStore::open_existing(&url.0).await?)),
             StoreUrl::Redis(url) => Ok(Arc::new(open_redis(&url).await?)),
             StoreUrl::Memory => Err(Failure::Usage(
                 "--store: records in memory belong to the process that holds them; write `sqlite:FILE`"
@@ -125,6 +136,7 @@ impl StoreArg {
             StoreUrl::Sqlite(path, durability) => {
                 Ok(Arc::new(SqliteStore::options(path).durability(durability).open().await?))
             }
+            StoreUrl::Mysql(url) => Ok(Arc::new(MysqlStore::open(&url.0).await?)),
             StoreUrl::Redis(url) => Ok(Arc::new(open_redis(&url).await?)),
             StoreUrl::Memory => Ok(Arc::new(MemoryStore::new())),
         }
@@ -177,6 +189,9 @@ mod tests {
             ("sqlite:a.db?mode=ro", "after `?` comes synchronous"),
             ("memory:x", "nothing comes after"),
             ("postgres://localhost", "`postgres:` is not supported by this release; supported: sqlite:FILE"),
+            ("mysql:localhost/shop", "write mysql://user:password@host:3306/database"),
+            ("mysql://localhost", "names no database"),
+            ("mysql://localhost/shop?sslmode=x", "known are ssl-mode"),
             ("redis:localhost", "write `redis://HOST:PORT`"),
             ("redis+cluster://a/1", "no numbered databases"),
             ("redis+flock://a", "the scheme is one of redis"),
@@ -190,9 +205,14 @@ mod tests {
 
     #[test]
     fn a_password_is_not_repeated() {
-        for url in
-            ["postgres://user:hunter2@host/db", "redis://user:hunter2@host", "redis://user:hunter2@host/x"]
-        {
+        for url in [
+            "postgres://user:hunter2@host/db",
+            "redis://user:hunter2@host",
+            "redis://user:hunter2@host/x",
+            "mysql:hunter2",
+            "mysql://user:hunter2@host/db",
+            "mariadb://user:hunter2@host/db?ssl-mode=hunter2",
+        ] {
             assert!(!format!("{:?}", StoreUrl::parse(url)).contains("hunter2"), "{url}");
         }
     }

@@ -8,6 +8,7 @@
 //! | feature | what it adds |
 //! |---|---|
 //! | `sqlite` (default) | `SqliteStore`, and all of its crate as `sqlite` |
+//! | `mysql` | `MysqlStore`, and all of its crate as `mysql` |
 //! | `redis` | `RedisStore`, and all of its crate as `redis` |
 //! | `http` (default) | `IdempotencyLayer` and `testing`, and all of their crate as `http` |
 //! | `axum` | the layer sees the whole path inside nested axum routers |
@@ -19,6 +20,9 @@ pub use onlyonce_engine::*;
 
 #[cfg(feature = "http")]
 pub use onlyonce_http::{self as http, IdempotencyLayer, testing};
+
+#[cfg(feature = "mysql")]
+pub use onlyonce_store_mysql::{self as mysql, MysqlStore};
 
 #[cfg(feature = "redis")]
 pub use onlyonce_store_redis::{self as redis, RedisStore};
