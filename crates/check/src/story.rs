@@ -107,10 +107,19 @@ pub(crate) fn markers(headers: &HeaderMap) -> impl Iterator<Item = (String, Stri
 
 /// A body fit for a line.
 pub(crate) fn body(bytes: &[u8]) -> String {
-    let shown = match std::str::from_utf8(bytes) {
+    let shown = match std::str::from_utf8(bytes.trim_ascii_start()) {
         Ok(text) => {
-            let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-            shorten(&text.chars().flat_map(visible).collect::<String>(), BODY_CHARS_MAX)
+            let mut start = String::new();
+            for word in text.split_whitespace() {
+                start += if start.is_empty() { "" } else { " " };
+                start += word;
+                // A long body is not read to its end for the sake of one line.
+                if start.len() > 4 * BODY_CHARS_MAX {
+                    break;
+                }
+            }
+            let start = shorten(&start, BODY_CHARS_MAX + 1);
+            shorten(&start.chars().flat_map(visible).collect::<String>(), BODY_CHARS_MAX)
         }
         Err(_) => {
             shorten(&bytes[..bytes.len().min(BODY_CHARS_MAX)].escape_ascii().to_string(), BODY_CHARS_MAX)

@@ -32,8 +32,8 @@ async fn run_disconnect(lab: &Lab<'_>) -> Step<Broken> {
     let is_slow = lab.options.slow_body.is_some();
     let (payload, stays, rest) = if is_slow {
         let time = slow_time(lab).await?;
-        // Where the server goes on, its work is over by the time of the retry.
-        (Payload::Slow, time / 4, time + Duration::from_millis(200))
+        // In the middle; where the server goes on, its work is over by the time of the retry.
+        (Payload::Slow, time / 2, time + Duration::from_millis(200))
     } else {
         (Payload::Main, Duration::ZERO, Duration::from_millis(300))
     };

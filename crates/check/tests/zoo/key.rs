@@ -2,7 +2,6 @@
 
 use hyper::http::request::Parts;
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 
 use crate::defect::Defect;
 use crate::nature::{Breed, Nature};
@@ -106,15 +105,15 @@ fn malformed(what: &str) -> Reply {
     Reply::problem(400, "key-malformed", what)
 }
 
-/// What must be the same when a key comes again.
-pub(crate) fn fingerprint(head: &Parts, body: &[u8], nature: Nature) -> String {
-    let mut hash = Sha256::new();
+/// What must be the same when a key comes again: the request itself, so that no hash is in doubt.
+pub(crate) fn fingerprint(head: &Parts, body: &[u8], nature: Nature) -> Vec<u8> {
+    let mut request = Vec::new();
     let mut part = |bytes: &[u8]| {
-        hash.update((bytes.len() as u64).to_be_bytes());
-        hash.update(bytes);
+        request.extend((bytes.len() as u64).to_be_bytes());
+        request.extend_from_slice(bytes);
     };
     if nature.has(Defect::NoFingerprint) {
-        return String::new();
+        return Vec::new();
     }
     if !nature.has(Defect::MethodIgnored) {
         part(head.method.as_str().as_bytes());
@@ -133,7 +132,7 @@ pub(crate) fn fingerprint(head: &Parts, body: &[u8], nature: Nature) -> String {
         },
         _ => part(body),
     }
-    hex(&hash.finalize())
+    request
 }
 
 /// As a language sees it whose only numbers are floating point.

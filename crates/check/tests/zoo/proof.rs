@@ -18,7 +18,7 @@ const BODY: &str = r#"{"amount":100}"#;
 /// Runs until the gate is opened.
 const GATED: &str = r#"{"amount":100,"slow":"gate"}"#;
 /// By then a short lock has ended.
-const AFTER_A_LOCK: Duration = Duration::from_millis(500);
+const AFTER_A_LOCK: Duration = Duration::from_millis(1000);
 /// Servers that are looked at side by side.
 const AT_ONCE: usize = 4;
 

@@ -163,7 +163,7 @@ async fn pay(
     if nature.has(Defect::PerWorker) {
         id.scope.push_str(&format!("/{worker}"));
     }
-    let mut call = Call { id, fingerprint: String::new(), path, body: Bytes::new() };
+    let mut call = Call { id, fingerprint: Vec::new(), path, body: Bytes::new() };
     if nature.has(Defect::StuckAfterHalf) {
         return early(head, call, body, shop, nature).await;
     }

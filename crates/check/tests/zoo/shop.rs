@@ -21,13 +21,13 @@ use crate::wire::Reply;
 /// Between the look-up and the insert of who checks, then inserts.
 const GAP: Duration = Duration::from_millis(200);
 /// The lock that is too short for the work.
-const SHORT_LOCK: Duration = Duration::from_millis(450);
+const SHORT_LOCK: Duration = Duration::from_millis(900);
 /// The lock that hides a result.
-const LONG_LOCK: Duration = Duration::from_secs(4);
+const LONG_LOCK: Duration = Duration::from_secs(6);
 const FEW: usize = 8;
 const PER_SECOND: usize = 50;
 /// How late an effect is seen.
-const LAG: Duration = Duration::from_millis(100);
+const LAG: Duration = Duration::from_millis(60);
 /// What the slow one adds to everything.
 const SLOW: Duration = Duration::from_millis(250);
 
@@ -59,7 +59,7 @@ struct State {
 
 #[derive(Clone, Debug)]
 struct Entry {
-    fingerprint: String,
+    fingerprint: Vec<u8>,
     token: u64,
     since: Instant,
     progress: Progress,
@@ -75,7 +75,7 @@ enum Progress {
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) id: Id,
-    pub(crate) fingerprint: String,
+    pub(crate) fingerprint: Vec<u8>,
     pub(crate) path: String,
     pub(crate) body: Bytes,
 }
@@ -115,7 +115,15 @@ impl Shop {
                 false => Progress::Done(Reply::from_json(&line["reply"])),
             };
             let since = Instant::now();
-            state.keys.insert(id, Entry { fingerprint: text("fingerprint"), token: 0, since, progress });
+            state.keys.insert(
+                id,
+                Entry {
+                    fingerprint: serde_json::from_value(line["fingerprint"].clone()).expect("bytes"),
+                    token: 0,
+                    since,
+                    progress,
+                },
+            );
         }
         state.journal = Some(journal);
         drop(state);
@@ -406,7 +414,7 @@ impl Shop {
         if !freed && !self.has(Defect::ForgetsOnRestart) {
             line["key"] = call.id.key.as_str().into();
             line["scope"] = call.id.scope.as_str().into();
-            line["fingerprint"] = call.fingerprint.as_str().into();
+            line["fingerprint"] = call.fingerprint.as_slice().into();
             line["reply"] = reply.to_json();
         }
         self.write(state, &line);
