@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use onlyonce_core::{MemoryStore, StoreAdmin, StoreError};
 use onlyonce_store_mysql::MysqlStore;
+use onlyonce_store_postgres::{Options as PostgresOptions, PostgresStore};
 use onlyonce_store_redis::{Options as RedisOptions, RedisStore};
 use onlyonce_store_sqlite::{Durability, SqliteStore};
 
 use crate::failure::Failure;
 
-const SUPPORTED: &str = "sqlite:FILE, mysql://HOST/DATABASE, redis://HOST, redis+cluster://HOST, \
+const SUPPORTED: &str = "sqlite:FILE, postgres://HOST/DATABASE, mysql://HOST/DATABASE, redis://HOST, redis+cluster://HOST, \
                          redis+sentinel://HOST/NAME, and memory: for the gateway alone";
 
 /// Where the records live.
@@ -20,6 +21,8 @@ pub(crate) enum StoreUrl {
     Sqlite(PathBuf, Durability),
     /// A database of MySQL or MariaDB.
     Mysql(SecretUrl),
+    /// A PostgreSQL database.
+    Postgres(SecretUrl),
     /// A Redis server, a cluster, or a master that Sentinels know.
     Redis(SecretUrl),
     /// The memory of one gateway: gone with it.
@@ -39,8 +42,9 @@ impl std::fmt::Debug for SecretUrl {
 /// The option that every command with a store takes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StoreArg {
-    /// The store: sqlite:FILE, or sqlite:///absolute/path; mysql://USER:PASSWORD@HOST[:PORT]/DATABASE;
-    /// redis://[USER:PASSWORD@]HOST[:PORT], redis+cluster://HOST,HOST, redis+sentinel://HOST,HOST/NAME (rediss for TLS); for `serve` also memory: (gone with the process)
+    /// The store: sqlite:FILE, or sqlite:///absolute/path; postgres://[USER:PASSWORD@]HOST[:PORT]/DATABASE;
+    /// mysql://USER:PASSWORD@HOST[:PORT]/DATABASE; redis://[USER:PASSWORD@]HOST[:PORT], redis+cluster://HOST,HOST,
+    /// redis+sentinel://HOST,HOST/NAME (rediss for TLS); for `serve` also memory: (gone with the process)
     // Text until the command runs: a refusal by clap would print the value, and a URL can hold a password.
     #[arg(long, value_name = "URL", env = "ONLYONCE_STORE", hide_env_values = true)]
     #[arg(default_value = "sqlite:onlyonce.db")]
@@ -69,6 +73,13 @@ impl StoreUrl {
             return match MysqlStore::options(text) {
                 Ok(_) => Ok(Self::Mysql(SecretUrl(text.into()))),
                 Err(error) => usage(error.to_string()),
+            };
+        }
+        if matches!(scheme, "postgres" | "postgresql") {
+            // Read again when it is opened: here for what is wrong with it, said without any of it.
+            return match PostgresOptions::new(text) {
+                Ok(_) => Ok(Self::Postgres(SecretUrl(text.into()))),
+                Err(invalid) => usage(invalid.to_string()),
             };
         }
         if scheme.starts_with("redis") {
@@ -119,6 +130,7 @@ impl StoreArg {
         match StoreUrl::parse(&self.store)? {
             StoreUrl::Sqlite(path, _) => Ok(Arc::new(SqliteStore::open_existing(path).await?)),
             StoreUrl::Mysql(url) => Ok(Arc::new(MysqlStore::open_existing(&url.0).await?)),
+            StoreUrl::Postgres(url) => Ok(Arc::new(PostgresStore::open_existing(&url.0).await?)),
             StoreUrl::Redis(url) => Ok(Arc::new(open_redis(&url).await?)),
             StoreUrl::Memory => Err(Failure::Usage(
                 "--store: records in memory belong to the process that holds them; write `sqlite:FILE`"
@@ -137,6 +149,7 @@ impl StoreArg {
                 Ok(Arc::new(SqliteStore::options(path).durability(durability).open().await?))
             }
             StoreUrl::Mysql(url) => Ok(Arc::new(MysqlStore::open(&url.0).await?)),
+            StoreUrl::Postgres(url) => Ok(Arc::new(PostgresStore::open(&url.0).await?)),
             StoreUrl::Redis(url) => Ok(Arc::new(open_redis(&url).await?)),
             StoreUrl::Memory => Ok(Arc::new(MemoryStore::new())),
         }
@@ -188,10 +201,12 @@ mod tests {
             ("sqlite::memory:", "gone with the process"),
             ("sqlite:a.db?mode=ro", "after `?` comes synchronous"),
             ("memory:x", "nothing comes after"),
-            ("postgres://localhost", "`postgres:` is not supported by this release; supported: sqlite:FILE"),
             ("mysql:localhost/shop", "write mysql://user:password@host:3306/database"),
             ("mysql://localhost", "names no database"),
             ("mysql://localhost/shop?sslmode=x", "known are ssl-mode"),
+            ("oracle://localhost", "`oracle:` is not supported by this release; supported: sqlite:FILE"),
+            ("postgres:localhost", "begins with postgres://"),
+            ("postgres://localhost/shop?sslmode=full", "verify-full"),
             ("redis:localhost", "write `redis://HOST:PORT`"),
             ("redis+cluster://a/1", "no numbered databases"),
             ("redis+flock://a", "the scheme is one of redis"),
@@ -212,6 +227,8 @@ mod tests {
             "mysql:hunter2",
             "mysql://user:hunter2@host/db",
             "mariadb://user:hunter2@host/db?ssl-mode=hunter2",
+            "oracle://user:hunter2@host/db",
+            "postgresql://user:hunter2@host/db?sslmode=hunter2",
         ] {
             assert!(!format!("{:?}", StoreUrl::parse(url)).contains("hunter2"), "{url}");
         }

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `sqlite` (default) | `SqliteStore`, and all of its crate as `sqlite` |
 //! | `mysql` | `MysqlStore`, and all of its crate as `mysql` |
+//! | `postgres` | `PostgresStore`, and all of its crate as `postgres` |
 //! | `redis` | `RedisStore`, and all of its crate as `redis` |
 //! | `http` (default) | `IdempotencyLayer` and `testing`, and all of their crate as `http` |
 //! | `axum` | the layer sees the whole path inside nested axum routers |
@@ -29,3 +30,6 @@ pub use onlyonce_store_redis::{self as redis, RedisStore};
 
 #[cfg(feature = "sqlite")]
 pub use onlyonce_store_sqlite::{self as sqlite, SqliteStore};
+
+#[cfg(feature = "postgres")]
+pub use onlyonce_store_postgres::{self as postgres, PostgresStore};

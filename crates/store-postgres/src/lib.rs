@@ -52,6 +52,6 @@ mod statements;
 mod store;
 mod tls;
 
-pub use open::Options;
+pub use open::{InvalidUrl, Options};
 pub use store::{Counters, PostgresStore};
 pub use tokio_postgres;

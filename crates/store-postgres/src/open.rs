@@ -48,42 +48,38 @@ impl Options {
     ///   by transaction (PgBouncer and its kin).
     ///
     /// # Errors
-    /// [`StoreErrorKind::Unfit`] with what is wrong; nothing of the URL but names is repeated, for it can hold a password.
-    pub fn new(url: &str) -> Result<Self, StoreError> {
-        Self::parse(url).map_err(|fault| fault.into_error("open"))
-    }
-
-    fn parse(url: &str) -> Result<Self, Fault> {
+    /// [`InvalidUrl`] with what is wrong; nothing of the URL is repeated, for it can hold a password.
+    pub fn new(url: &str) -> Result<Self, InvalidUrl> {
         // As the driver reads it: what comes before an @ is user and password, whatever is in them.
         let after_password = url.find('@').unwrap_or(0);
         let mark = url[after_password..].find('?').map(|at| after_password + at);
         let (address, query) = mark.map_or((url, ""), |at| (&url[..at], &url[at + 1..]));
         if !address.starts_with("postgres://") && !address.starts_with("postgresql://") {
-            return Err(unfit("the URL of the database begins with postgres://".into()));
+            return Err(InvalidUrl("the URL of a PostgreSQL database begins with postgres://"));
         }
         let mut tls = Tls::default();
         let (mut prepare, mut schema, mut passed_on) = (true, None, Vec::new());
         let (mut certificate, mut key, mut has_attributes) = (None, None, false);
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, raw) = pair.split_once('=').ok_or_else(malformed)?;
-            let value = percent_decode_str(raw).decode_utf8().map_err(|_| malformed())?;
+            let (name, raw) = pair.split_once('=').ok_or(MALFORMED)?;
+            let value = percent_decode_str(raw).decode_utf8().map_err(|_| MALFORMED)?;
             match name {
                 "sslmode" => {
-                    tls.mode = Mode::parse(&value).ok_or_else(|| {
-                        unfit("sslmode is disable, prefer, require, verify-ca or verify-full".into())
-                    })?;
+                    const MODES: InvalidUrl =
+                        InvalidUrl("sslmode is disable, prefer, require, verify-ca or verify-full");
+                    tls.mode = Mode::parse(&value).ok_or(MODES)?;
                 }
                 "sslrootcert" if value == "system" => tls.roots = None,
                 "sslrootcert" => tls.roots = Some(PathBuf::from(&*value)),
                 "sslcert" => certificate = Some(PathBuf::from(&*value)),
                 "sslkey" => key = Some(PathBuf::from(&*value)),
                 "schema" if !value.is_empty() && !value.contains('\0') => schema = Some(value.into_owned()),
-                "schema" => return Err(unfit("after schema= comes the name of a schema".into())),
+                "schema" => return Err(InvalidUrl("after schema= comes the name of a schema")),
                 "prepare" => {
                     prepare = match &*value {
                         "on" => true,
                         "off" => false,
-                        _ => return Err(unfit("prepare is on or off".into())),
+                        _ => return Err(InvalidUrl("prepare is on or off")),
                     };
                 }
                 _ => {
@@ -95,11 +91,11 @@ impl Options {
         tls.identity = match (certificate, key) {
             (Some(certificate), Some(key)) => Some((certificate, key)),
             (None, None) => None,
-            _ => return Err(unfit("sslcert and sslkey come together".into())),
+            _ => return Err(InvalidUrl("sslcert and sslkey come together")),
         };
         // The driver's own words could repeat a part of a password.
         let mut config: Config =
-            format!("{address}?{}", passed_on.join("&")).parse().map_err(|_| malformed())?;
+            format!("{address}?{}", passed_on.join("&")).parse().map_err(|_| MALFORMED)?;
         config.ssl_mode(tls.mode.for_driver());
         if config.get_hosts().len() > 1 && !has_attributes {
             config.target_session_attrs(TargetSessionAttrs::ReadWrite);
@@ -229,6 +225,22 @@ impl Options {
     }
 }
 
+/// What is wrong with the URL of a database.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct InvalidUrl(&'static str);
+
+const MALFORMED: InvalidUrl = InvalidUrl(
+    "the URL cannot be read; it is postgres://user:password@host:port/database?name=value, and what is special in a \
+     password or a name is written in percent, such as %40 for @",
+);
+
+impl From<InvalidUrl> for StoreError {
+    fn from(invalid: InvalidUrl) -> Self {
+        Self::new(StoreErrorKind::Unfit, "open").with_detail(invalid.0)
+    }
+}
+
 impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Options")
@@ -311,14 +323,6 @@ impl Server {
             "full_page_writes is off on the server: a crash of its machine may damage records".into()
         })
     }
-}
-
-fn malformed() -> Fault {
-    unfit(
-        "the URL cannot be read; it is postgres://user:password@host:port/database?name=value, and what is special in a \
-         password or a name is written in percent, such as %40 for @"
-            .into(),
-    )
 }
 
 fn unfit(detail: String) -> Fault {

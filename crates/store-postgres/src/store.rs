@@ -12,7 +12,7 @@ use onlyonce_core::{
 
 use crate::batch::Batches;
 use crate::error::Fault;
-use crate::open::Options;
+use crate::open::{InvalidUrl, Options};
 use crate::purge::Purge;
 use crate::schema::Place;
 use crate::session::Connections;
@@ -57,7 +57,7 @@ impl PostgresStore {
     ///
     /// # Errors
     /// Those of [`Options::new`].
-    pub fn options(url: &str) -> Result<Options, StoreError> {
+    pub fn options(url: &str) -> Result<Options, InvalidUrl> {
         Options::new(url)
     }
 

@@ -4,8 +4,10 @@
 use std::io::BufWriter;
 
 use onlyonce_http::{Report, RequestOrigin, TraceContext, Verdict};
+use tracing::{Level, Metadata};
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -36,7 +38,7 @@ pub(super) fn start(format: LogFormat) -> WorkerGuard {
     let filter = EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| EnvFilter::new(format!("{level},onlyonce::trace=off")));
     let lines = tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(false);
-    let registry = tracing_subscriber::registry().with(filter);
+    let registry = tracing_subscriber::registry().with(filter).with(filter_fn(|of| !tells_parameters(of)));
     // A second start in one process keeps the first log.
     let _ = match format {
         LogFormat::Json => {
@@ -45,6 +47,12 @@ pub(super) fn start(format: LogFormat) -> WorkerGuard {
         LogFormat::Text | LogFormat::Quiet => registry.with(lines.compact()).try_init(),
     };
     guard
+}
+
+/// Whether what is said may hold keys and replies: a driver that tells the parameters of each statement, whatever
+/// `RUST_LOG` asks for.
+fn tells_parameters(of: &Metadata<'_>) -> bool {
+    of.target().starts_with("tokio_postgres") && *of.level() > Level::INFO
 }
 
 /// Writes the line of one request: no key, no scope, no credential.

@@ -1,0 +1,62 @@
+//! The stores, each fresh and empty.
+
+use std::any::Any;
+use std::path::Path;
+
+use tempfile::TempDir;
+use testkit::{FaultProxy, Postgres, Upstream};
+
+use crate::common::{Gateway, run};
+
+/// A store of one test.
+pub(crate) struct Place {
+    /// What `--store` is given.
+    pub(crate) url: String,
+    folder: TempDir,
+    network: Option<FaultProxy>,
+    _server: Option<Box<dyn Any + Send + Sync>>,
+}
+
+impl Place {
+    fn at(url: impl FnOnce(&Path) -> String) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let url = url(folder.path());
+        Self { url, folder, network: None, _server: None }
+    }
+
+    fn behind(network: FaultProxy, url: String, server: impl Any + Send + Sync) -> Self {
+        Self { network: Some(network), _server: Some(Box::new(server)), ..Self::at(|_| url) }
+    }
+
+    pub(crate) async fn sqlite() -> Self {
+        Self::at(|folder| format!("sqlite:{}", folder.join("onlyonce.db").display()))
+    }
+
+    pub(crate) async fn memory() -> Self {
+        Self::at(|_| "memory:".into())
+    }
+
+    pub(crate) async fn postgres() -> Self {
+        let server = Postgres::shared().await;
+        let database = server.database().await;
+        let network = FaultProxy::start(server.addr()).await;
+        let url = format!("postgres://postgres@{}/{database}", network.addr());
+        Self::behind(network, url, server)
+    }
+
+    /// The network between the gateways and the store.
+    pub(crate) fn network(&self) -> &FaultProxy {
+        self.network.as_ref().expect("a store behind a network")
+    }
+
+    /// A gateway on this store.
+    pub(crate) async fn gateway(&self, upstream: &Upstream, more: &[&str]) -> Gateway {
+        let args = [&["--store", &self.url], more].concat();
+        Gateway::start(&upstream.url(), self.folder.path(), &args).await
+    }
+
+    /// `onlyonce keys …` on this store: success, and what it wrote.
+    pub(crate) async fn keys(&self, args: &[&str]) -> (bool, String) {
+        run(&[&["keys"], args, &["--store", &self.url]].concat()).await
+    }
+}
