@@ -140,6 +140,11 @@ impl Postgres {
         self.0.log()
     }
 
+    /// The folder of its data.
+    pub fn data(&self) -> PathBuf {
+        self.0.home().path("data")
+    }
+
     /// A program of its installation, such as `pgbench`, as a command.
     ///
     /// # Errors

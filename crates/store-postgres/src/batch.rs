@@ -51,10 +51,18 @@ impl Backend for Batches {
     async fn run_alone(&self, job: &Job) -> Result<Answer, Fault> {
         let mut session = self.connections.lend().await?;
         let mut answers = Collected::of(1);
+        let placed = [self.placed(0, job)];
         let is_claim = matches!(job.ask(), Ask::Claim(_));
+        if is_claim {
+            // A stored reply is nobody's to lock.
+            self.look(&mut session, &placed, &mut answers).await?;
+            if !answers.is_missing(&placed[0]) {
+                return answers.finish().pop().unwrap_or(Ok(Answer::Locked));
+            }
+        }
         // A batch of another process is done in no time; who waits longer for a claim meets an open transaction.
-        let wait = if is_claim { LOCK_PATIENCE } else { self.connections.patience / 2 };
-        match self.settle(&mut session, &[self.placed(0, job)], &mut answers, Some(wait)).await {
+        let wait = if is_claim { LOCK_PATIENCE * 2 } else { self.connections.patience / 2 };
+        match self.settle(&mut session, &placed, &mut answers, Some(wait)).await {
             Err(fault) if fault.is_lock_wait() && is_claim => return Ok(Answer::Locked),
             done => done?,
         }

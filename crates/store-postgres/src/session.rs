@@ -255,7 +255,16 @@ impl Session<'_> {
         }
         let mut rows = Vec::with_capacity(calls.len());
         for _ in calls {
-            rows.push(answers.next().transpose()?.unwrap_or_default());
+            match answers.next().transpose() {
+                Ok(answer) => rows.push(answer.unwrap_or_default()),
+                Err(error) => {
+                    if !framed && error.as_db_error().is_some() {
+                        // The server tells of the error before it gives up what it had locked.
+                        client.batch_execute("").await?;
+                    }
+                    return Err(error.into());
+                }
+            }
         }
         if let Some(Err(error)) = answers.next() {
             return Err(Fault::from(error).in_commit());

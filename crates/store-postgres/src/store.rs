@@ -1,5 +1,6 @@
 //! [`PostgresStore`] and its side of the contract.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,10 +21,9 @@ use crate::statements::Statements;
 
 /// Records in a PostgreSQL database. Clones are handles on one store; after the last one is dropped what is queued is
 /// still done, in the background of its runtime.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct PostgresStore(Arc<Inner>);
 
-#[derive(Debug)]
 struct Inner {
     batcher: Batcher<Batches>,
     place: Place,
@@ -96,6 +96,15 @@ impl PostgresStore {
 
     pub(crate) fn place(&self) -> &Place {
         &self.0.place
+    }
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresStore")
+            .field("location", &self.0.location)
+            .field("counters", &self.counters())
+            .finish_non_exhaustive()
     }
 }
 
