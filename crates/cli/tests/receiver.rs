@@ -173,7 +173,7 @@ fn a_week_of_messages_one_by_one_and_in_bulk() {
     assert_eq!(answers.len(), 1, "{replay}");
 
     told_in_the_report(&expected);
-    for line in read("keys.txt").lines() {
+    for line in read("keys.txt").lines().map(str::trim_start) {
         let (key, counts) = line.split_once(": ").expect("key: counts");
         let rows = counts.rsplit_once("rows=").expect("rows=").1;
         let row = format!("| `{key}` | {rows} |");
