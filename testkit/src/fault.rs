@@ -28,6 +28,7 @@ struct Shared {
     state: watch::Sender<State>,
     needle: Mutex<Option<Needle>>,
     lost_replies: AtomicUsize,
+    stalled: AtomicUsize,
     connections: AtomicUsize,
 }
 
@@ -37,6 +38,7 @@ struct State {
     refusing: bool,
     silent: bool,
     delay: Duration,
+    hold_replies: Duration,
     /// Grows with each cut: connections of an older generation end.
     generation: u64,
 }
@@ -61,6 +63,7 @@ impl FaultProxy {
             state: watch::Sender::new(State::default()),
             needle: Mutex::new(None),
             lost_replies: AtomicUsize::new(0),
+            stalled: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
         });
         let accept = tokio::spawn(accept(listener, shared.clone()));
@@ -103,6 +106,11 @@ impl FaultProxy {
         self.shared.state.send_modify(|s| s.delay = delay);
     }
 
+    /// Every piece of a reply waits this long; requests pass.
+    pub fn hold_replies(&self, hold: Duration) {
+        self.shared.state.send_modify(|s| s.hold_replies = hold);
+    }
+
     /// The next request piece that contains `needle` reaches the target; its reply does not reach the client: the
     /// connection ends in its place.
     pub fn lose_reply_to(&self, needle: impl Into<Vec<u8>>) {
@@ -117,6 +125,11 @@ impl FaultProxy {
     /// How many replies were lost so far.
     pub fn lost_replies(&self) -> usize {
         self.shared.lost_replies.load(Ordering::SeqCst)
+    }
+
+    /// How many pieces met [`silence`](Self::silence) so far.
+    pub fn stalled(&self) -> usize {
+        self.shared.stalled.load(Ordering::SeqCst)
     }
 
     /// How many connections were accepted so far.
@@ -179,7 +192,7 @@ async fn requests(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: &Shar
     let mut state = shared.state.subscribe();
     let mut piece = vec![0; CHUNK_BYTES];
     while let Ok(n @ 1..) = from.read(&mut piece).await {
-        travel(&mut state).await;
+        travel(&mut state, shared).await;
         if shared.takes_needle(&piece[..n]) {
             doomed.0.store(true, Ordering::SeqCst);
         }
@@ -199,7 +212,11 @@ async fn replies(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: &Share
             shared.lost_replies.fetch_add(1, Ordering::SeqCst);
             return;
         }
-        travel(&mut state).await;
+        let hold = state.borrow().hold_replies;
+        if !hold.is_zero() {
+            tokio::time::sleep(hold).await;
+        }
+        travel(&mut state, shared).await;
         if to.write_all(&piece[..n]).await.is_err() {
             return;
         }
@@ -208,10 +225,13 @@ async fn replies(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: &Share
 }
 
 /// The way through the network: its delay, then its silence.
-async fn travel(state: &mut watch::Receiver<State>) {
+async fn travel(state: &mut watch::Receiver<State>, shared: &Shared) {
     let delay = state.borrow_and_update().delay;
     if !delay.is_zero() {
         tokio::time::sleep(delay).await;
+    }
+    if state.borrow_and_update().silent {
+        shared.stalled.fetch_add(1, Ordering::SeqCst);
     }
     let _ = state.wait_for(|s| !s.silent).await;
 }
