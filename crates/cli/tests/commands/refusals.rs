@@ -84,8 +84,8 @@ async fn a_wrong_command_line_is_exit_code_2() {
     run(&["keys", "resolve", "k1", "--status", "99", "--body", "x", "--reason", "r"])
         .failed(2, &["200..=599"]);
     run(&["keys", "list", "--store", "onlyonce.db"]).failed(2, &["write `sqlite:onlyonce.db`"]);
-    let secret = run(&["keys", "list", "--store", "postgres://u:hunter2@h/db"]);
-    secret.failed(2, &["`postgres:` is not supported by this release; supported: sqlite:FILE"]);
+    let secret = run(&["keys", "list", "--store", "oracle://u:hunter2@h/db"]);
+    secret.failed(2, &["`oracle:` is not supported by this release; supported: sqlite:FILE"]);
     assert!(!secret.stderr.contains("hunter2"), "{}", secret.stderr);
     run(&["nonsense"]).failed(2, &["nonsense"]);
     assert!(matches!(fixture.retry(&crate::operation("m1", "k1")).await, ClaimOutcome::Unknown { .. }));

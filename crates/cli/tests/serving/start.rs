@@ -105,7 +105,7 @@ async fn a_store_that_is_not_fit_is_named_and_left_alone() {
     assert_eq!(code, Some(74), "{said}");
     assert!(said.contains("notes.txt") && said.contains("not an SQLite database"), "{said}");
     assert_eq!(std::fs::read(folder.path().join("notes.txt")).unwrap(), b"my notes");
-    let (code, said) = refused(folder.path(), "redis://u:hunter2@h", &[]).await;
+    let (code, said) = refused(folder.path(), "oracle://u:hunter2@h", &[]).await;
     assert!(code == Some(2) && said.contains("not supported") && !said.contains("hunter2"), "{said}");
     let (code, said) = refused(folder.path(), "sqlite:a.db", &["--retention", "10s"]).await;
     assert!(code == Some(2) && said.contains("at least twice the lease"), "{said}");
