@@ -16,8 +16,14 @@ ask() {
     "$cli" -p "$port" "$@"
 }
 
+# A node that ended (its port was taken) never answers; its log says why.
 until_ok() {
-    until "$@" | grep -q '^OK\|^PONG'; do sleep 0.02; done
+    until "$@" | grep -q '^OK\|^PONG'; do
+        for pid in $pids; do
+            kill -0 "$pid" 2>/dev/null || { kill -KILL $pids 2>/dev/null; exit 1; }
+        done
+        sleep 0.02
+    done
 }
 
 epoch=0
