@@ -11,6 +11,7 @@
 //! | [`lease`] | [`Lease`], [`LeaseToken`]: who may work, and for how long |
 //! | [`mod@decide`] | the state machine, as pure functions |
 //! | [`store`] | the [`Store`] contract |
+//! | [`transaction`] | [`TxOptions`], [`TxClaim`], [`OnceOutcome`]: the words of the transactional mode |
 //! | [`admin`] | [`StoreAdmin`]: what an operator may ask of a store |
 //! | [`memory`] | [`MemoryStore`]: the reference store |
 //! | [`clock`] | every reading of time in the product |
@@ -25,6 +26,7 @@ pub mod memory;
 pub mod operation;
 pub mod reply;
 pub mod store;
+pub mod transaction;
 
 pub use admin::{
     AuditEntry, ListPage, ListQuery, OperatorAction, OperatorOutcome, RecordView, StateName, StoreAdmin,
@@ -45,3 +47,4 @@ pub use store::{
     Capabilities, ClaimOutcome, ClaimRequest, CompleteOutcome, Completion, PurgeRequest, Purged,
     ReleaseOutcome, RenewOutcome, Store,
 };
+pub use transaction::{OnceOutcome, Pending, TxClaim, TxFailure, TxOptions, TxStep};

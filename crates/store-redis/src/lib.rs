@@ -61,7 +61,8 @@ mod scripts;
 mod store;
 mod url;
 
-pub use once::{Effect, OnceOptions, OnceOutcome, Plan};
+pub use once::{Effect, OnceOptions, Plan};
+pub use onlyonce_core::OnceOutcome;
 pub use open::Options;
 pub use store::RedisStore;
 

@@ -1,13 +1,12 @@
 //! An effect in Redis and its record, in one script.
 
-use std::error::Error as StdError;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use onlyonce_core::clock::from_unix_ms;
 use onlyonce_core::{
-    Acquire, ClaimOutcome, ClaimRequest, Decision, Fingerprint, LeaseToken, OnLeaseEnd, Operation, Origin,
-    Reply, State, StoreError, StoreErrorKind, StoredReply, decide,
+    Acquire, ClaimOutcome, ClaimRequest, Decision, LeaseToken, OnLeaseEnd, OnceOutcome, Operation, Reply,
+    State, StoreError, StoreErrorKind, StoredReply, decide,
 };
 use redis::{Script, Value};
 
@@ -80,40 +79,6 @@ pub struct OnceOptions {
     pub on_lease_end: OnLeaseEnd,
     /// A takeover past this many attempts is not made. 5 by default.
     pub max_attempts: u32,
-}
-
-/// What came of [`RedisStore::once`].
-#[derive(Debug)]
-pub enum OnceOutcome {
-    /// It happened, and is recorded with this reply: a success or a definitive failure.
-    Ran(StoredReply),
-    /// It had happened before: this is the reply.
-    Replayed(StoredReply),
-    /// It failed for the moment; nothing happened.
-    Transient(Box<dyn StdError + Send + Sync>),
-    /// An owner in the leased mode works on it.
-    InProgress {
-        /// What is left of its lease.
-        lease_left: Duration,
-        /// Since it claimed.
-        age: Duration,
-        /// The owner's request.
-        origin: Option<Origin>,
-    },
-    /// The key belongs to another request.
-    Mismatch {
-        /// The fingerprint of that request.
-        stored: Fingerprint,
-        /// That request.
-        origin: Option<Origin>,
-    },
-    /// It may have happened, and nobody may run it again.
-    Unknown {
-        /// Since when, by the wall clock.
-        since: SystemTime,
-        /// The request that may have had its effect.
-        origin: Option<Origin>,
-    },
 }
 
 impl Plan {

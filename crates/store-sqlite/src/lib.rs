@@ -51,7 +51,8 @@ mod store;
 mod transaction;
 mod writer;
 
+pub use onlyonce_core::{OnceOutcome, Pending, TxFailure, TxOptions};
 pub use open::{Durability, Options};
 pub use rusqlite;
 pub use store::{Counters, SqliteStore};
-pub use transaction::{OnceOutcome, Pending, TransactionClaim, TxClaim, TxFailure, TxOptions};
+pub use transaction::{TransactionClaim, TxClaim};

@@ -3,16 +3,15 @@
 //! A crash is a rollback, so there is nothing to take over. SQLite has one writer at a time: while such a transaction
 //! is open, everything else that is to be written to the file waits.
 
-use std::error::Error as StdError;
 use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use onlyonce_core::{
-    ClaimOutcome, ClaimRequest, Clock, CompleteOutcome, Completion, Fingerprint, LeaseToken, OnLeaseEnd,
-    Operation, Reply, StoreError, StoreErrorKind, StoredReply, SystemClock,
+    Clock, CompleteOutcome, Completion, LeaseToken, OnLeaseEnd, OnceOutcome, Operation, Pending, Reply,
+    StoreError, StoreErrorKind, StoredReply, SystemClock, TxFailure, TxOptions, TxStep,
 };
 use parking_lot::Mutex;
 use rusqlite::{Connection, Transaction, TransactionBehavior};
@@ -25,52 +24,8 @@ use crate::row::HashText;
 use crate::store::SqliteStore;
 use crate::writer::Shared;
 
-/// How a transactional claim behaves.
-#[derive(Clone, Copy, Debug)]
-pub struct TxOptions {
-    /// How long the reply is kept. 24 hours by default.
-    pub retention: Duration,
-    /// Whether a record of the leased mode, left by a dead owner, may be taken over. It needs that record's leave too.
-    pub on_lease_end: OnLeaseEnd,
-    /// A takeover past this many attempts is not made. 5 by default.
-    pub max_attempts: u32,
-}
-
-impl Default for TxOptions {
-    fn default() -> Self {
-        Self {
-            retention: Duration::from_secs(24 * 3600),
-            on_lease_end: OnLeaseEnd::TakeOver,
-            max_attempts: 5,
-        }
-    }
-}
-
-/// What a claim inside a transaction is answered.
-#[derive(Debug)]
-pub enum TxClaim {
-    /// Do the work in this transaction, then complete the claim in it.
-    Acquired(TransactionClaim),
-    /// It is done: this is the answer.
-    Completed(StoredReply),
-    /// An owner in the leased mode works on it.
-    InProgress {
-        /// What is left of its lease.
-        lease_left: Duration,
-        /// Since it claimed.
-        age: Duration,
-    },
-    /// The key belongs to another request.
-    Mismatch {
-        /// The fingerprint of that request.
-        stored: Fingerprint,
-    },
-    /// It may have happened, and nobody may run it again.
-    Unknown {
-        /// Since when, by the wall clock.
-        since: SystemTime,
-    },
-}
+/// What a claim inside a transaction of SQLite is answered.
+pub type TxClaim = onlyonce_core::TxClaim<TransactionClaim>;
 
 /// The right to do the work in the transaction that it was claimed in.
 ///
@@ -86,60 +41,18 @@ pub struct TransactionClaim {
     retention: Duration,
 }
 
-/// Something that is true once the transaction is committed, and never was if it is rolled back.
-#[must_use = "commit the transaction, then take it out"]
-#[derive(Clone, Copy, Debug)]
-pub struct Pending<T>(T);
-
-/// Why work in [`SqliteStore::once`] did not succeed.
-#[derive(Debug)]
-pub enum TxFailure {
-    /// A result like any other: the business writes are taken back, this reply is stored, and every retry gets it.
-    Definitive(Reply),
-    /// It may go better next time: everything is taken back and the key is free.
-    Transient(Box<dyn StdError + Send + Sync>),
-}
-
-/// What came of [`SqliteStore::once`].
-#[derive(Debug)]
-pub enum OnceOutcome {
-    /// The work ran, and is committed with this reply: a success or a definitive failure.
-    Ran(StoredReply),
-    /// It had run before: this is the reply.
-    Replayed(StoredReply),
-    /// The work failed for the moment; nothing happened.
-    Transient(Box<dyn StdError + Send + Sync>),
-    /// An owner in the leased mode works on it.
-    InProgress {
-        /// What is left of its lease.
-        lease_left: Duration,
-        /// Since it claimed.
-        age: Duration,
-    },
-    /// The key belongs to another request.
-    Mismatch {
-        /// The fingerprint of that request.
-        stored: Fingerprint,
-    },
-    /// It may have happened, and nobody may run it again.
-    Unknown {
-        /// Since when, by the wall clock.
-        since: SystemTime,
-    },
-}
-
 impl SqliteStore {
     /// Claims `operation` inside a transaction of the caller's own connection to the store's file.
     ///
     /// # Guarantees
     /// Record and business writes become visible together, at the caller's commit. A duplicate waits for the
-    /// database meanwhile.
+    /// database meanwhile. [`RetryTransaction`](onlyonce_core::TxClaim::RetryTransaction) when another writer went first; a
+    /// transaction begun with [`TransactionBehavior::Immediate`] never meets that.
     ///
     /// # Errors
     /// [`StoreErrorKind::Unfit`] when the connection is to another file, or when its `synchronous` is weaker than FULL,
-    /// for its commit could then be lost. [`StoreErrorKind::Conflict`] when another writer went first: roll back and
-    /// run the transaction again. A transaction begun with [`TransactionBehavior::Immediate`] never meets it. [`StoreErrorKind::Timeout`] when the database was held all the time. After any
-    /// error, roll back.
+    /// for its commit could then be lost. [`StoreErrorKind::Conflict`] when the transaction is over already.
+    /// [`StoreErrorKind::Timeout`] when the database was held all the time. After any error, roll back.
     ///
     /// # Cost
     /// One or two statements; blocks the thread.
@@ -150,7 +63,11 @@ impl SqliteStore {
         options: &TxOptions,
     ) -> Result<TxClaim, StoreError> {
         let shared = self.shared();
-        let claimed = check_connection(shared, tx).and_then(|()| claim(shared, tx, operation, options));
+        let claimed =
+            check_connection(shared, tx).and_then(|()| match claim(shared, tx, operation, options) {
+                Err(fault) if fault.kind() == StoreErrorKind::Conflict => Ok(TxClaim::RetryTransaction),
+                claimed => claimed,
+            });
         claimed.map_err(|fault| fault.into_error("claim", &shared.path))
     }
 
@@ -252,30 +169,9 @@ impl TransactionClaim {
             Completion { token: self.token, attempt: self.attempt, reply, retention: self.retention };
         let now = self.shared.timeline.now();
         match claims::complete(tx, &now, &self.operation, &head, &completion)? {
-            CompleteOutcome::Stored(stored) => Ok(Pending(stored)),
+            CompleteOutcome::Stored(stored) => Ok(Pending::new(stored)),
             _ => Err(rolled_back()),
         }
-    }
-}
-
-impl<T> Pending<T> {
-    /// Takes it out, after the commit.
-    pub fn after_commit(self) -> T {
-        self.0
-    }
-}
-
-impl TxFailure {
-    /// A failure that may go better next time.
-    pub fn transient(cause: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        Self::Transient(cause.into())
-    }
-}
-
-/// A failed statement is transient: nothing is stored and a retry runs again.
-impl From<rusqlite::Error> for TxFailure {
-    fn from(error: rusqlite::Error) -> Self {
-        Self::transient(error)
     }
 }
 
@@ -363,14 +259,10 @@ impl Guarded {
     {
         let guard = &self.guard;
         let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let claim = match claim(shared, &tx, operation, options)? {
-            TxClaim::Acquired(claim) => claim,
-            TxClaim::Completed(stored) => return Ok(OnceOutcome::Replayed(stored)),
-            TxClaim::InProgress { lease_left, age } => {
-                return Ok(OnceOutcome::InProgress { lease_left, age });
-            }
-            TxClaim::Mismatch { stored } => return Ok(OnceOutcome::Mismatch { stored }),
-            TxClaim::Unknown { since } => return Ok(OnceOutcome::Unknown { since }),
+        let claim = match claim(shared, &tx, operation, options)?.into() {
+            TxStep::Work(claim) => claim,
+            TxStep::Answer(outcome) => return Ok(outcome),
+            TxStep::Retry => return Err(Fault::new(StoreErrorKind::Conflict, "another writer went first")),
         };
         tx.execute_batch("SAVEPOINT onlyonce_work")?;
         let limit_ms = u64::try_from(shared.options.transaction_timeout.as_millis()).unwrap_or(u64::MAX);
@@ -415,31 +307,17 @@ fn claim(
     let mut token = [0; 16];
     getrandom::fill(&mut token)
         .map_err(|error| Fault::new(StoreErrorKind::Internal, format!("no random bytes: {error}")))?;
-    let request = ClaimRequest {
-        token: LeaseToken::from_bytes(token),
-        // Nobody sees the record before it is completed. Should the caller commit without that, its outcome is
-        // unknown at once.
-        lease: Duration::ZERO,
-        retention: options.retention,
-        on_lease_end: options.on_lease_end,
-        takeover_now: true,
-        max_attempts: options.max_attempts,
-    };
+    let request = options.request(LeaseToken::from_bytes(token));
     let hash = HashText::of(operation.fingerprint());
     let now = shared.timeline.now();
-    Ok(match claims::claim(tx, &now, operation, hash, &request, OnLeaseEnd::Hold)? {
-        ClaimOutcome::Acquired(lease) => TxClaim::Acquired(TransactionClaim {
-            shared: Arc::clone(shared),
-            operation: operation.clone(),
-            token: lease.token,
-            attempt: lease.attempt,
-            retention: options.retention,
-        }),
-        ClaimOutcome::Completed(stored) => TxClaim::Completed(stored),
-        ClaimOutcome::InProgress { lease_left, age, .. } => TxClaim::InProgress { lease_left, age },
-        ClaimOutcome::Mismatch { stored, .. } => TxClaim::Mismatch { stored },
-        ClaimOutcome::Unknown { since, .. } => TxClaim::Unknown { since },
-    })
+    let outcome = claims::claim(tx, &now, operation, hash, &request, OnLeaseEnd::Hold)?;
+    Ok(TxClaim::of(outcome, |lease| TransactionClaim {
+        shared: Arc::clone(shared),
+        operation: operation.clone(),
+        token: lease.token,
+        attempt: lease.attempt,
+        retention: options.retention,
+    }))
 }
 
 fn check_connection(shared: &Shared, tx: &Transaction<'_>) -> Result<(), Fault> {
