@@ -1,14 +1,13 @@
 //! The effect of the operation, as a number that somebody else shows: a URL or a command.
 
 use std::fmt;
-use std::process::Stdio;
 use std::time::Duration;
 
 use http::Method;
 use serde_json::Value;
-use tokio::process::Command;
 
 use crate::options::EffectSource;
+use crate::shell;
 use crate::stop::Stop;
 use crate::wire::{Call, Wire};
 
@@ -145,11 +144,8 @@ fn from_body(body: &[u8], pointer: Option<&str>) -> Result<Amount, String> {
 }
 
 async fn run(command: &str, timeout: Duration) -> Result<Amount, String> {
-    let output = Command::new("sh").arg("-c").arg(command).stdin(Stdio::null()).kill_on_drop(true).output();
-    let output = match tokio::time::timeout(timeout, output).await {
-        Err(_) => return Err(format!("the effect command did not end within {timeout:?}")),
-        Ok(output) => output.map_err(|error| format!("the effect command cannot be started: {error}"))?,
-    };
+    let output = shell::run(command, true, timeout).await;
+    let output = output.map_err(|why| format!("the effect command {why}"))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         let said = said.trim().lines().last().unwrap_or_default();

@@ -42,13 +42,18 @@ impl Payload {
 /// One logical operation: what is the same in all its requests.
 #[derive(Clone, Debug)]
 pub(crate) struct Op {
-    /// Stands for `{{unique}}`.
+    /// Stands for `{{unique}}` in the request; its key may have been made of another one.
     unique: String,
     /// The lines of the key header; none is a request without a key.
     lines: Vec<Vec<u8>>,
 }
 
 impl Op {
+    /// The same key with a request of its own, where requests have something that may be used once.
+    pub(crate) fn with_another_request(self) -> Self {
+        Self { unique: uuid(), lines: self.lines }
+    }
+
     /// A text with `{{unique}}` replaced.
     pub(crate) fn fill(&self, text: &str) -> String {
         text.replace(UNIQUE, &self.unique)

@@ -30,6 +30,7 @@ mod profile;
 pub mod report;
 mod run;
 mod seen;
+mod shell;
 mod stop;
 mod story;
 mod target;

@@ -133,6 +133,11 @@ impl Answer {
         matches!(self.status, 409 | 423 | 425 | 429 | 503) && !self.is_outcome_unknown()
     }
 
+    /// What a proxy says when nobody is behind it. An overloaded API says 503, which is "come back later".
+    pub(crate) fn is_of_a_proxy(&self) -> bool {
+        matches!(self.status, 502 | 504)
+    }
+
     /// A 409 that says that nobody knows, and that trying again is of no use: an honest end after a crash.
     pub(crate) fn is_outcome_unknown(&self) -> bool {
         let Some(Value::Object(problem)) = self.json() else { return false };

@@ -12,7 +12,7 @@ use axum::routing::{get, post};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use onlyonce::fingerprint::Material;
-use onlyonce::http::headers::{IDEMPOTENCY_KEY, IDEMPOTENCY_REPLAYED};
+use onlyonce::http::headers::{IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_EXPIRES, IDEMPOTENCY_REPLAYED};
 use onlyonce::http::{Code, KeyRule, Problem};
 use onlyonce::redis::OnceOutcome;
 use onlyonce::{Definition, Key, Operation, Scope, StoredReply};
@@ -145,6 +145,10 @@ fn answer(stored: &StoredReply, replayed: bool) -> Response {
     *response.status_mut() =
         StatusCode::from_u16(reply.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     *response.headers_mut() = reply.headers().clone();
+    // A client that comes back later than this is charged anew; it should know.
+    if let Ok(date) = HeaderValue::from_str(&httpdate::fmt_http_date(stored.expires_at)) {
+        response.headers_mut().insert(IDEMPOTENCY_KEY_EXPIRES, date);
+    }
     if replayed {
         response.headers_mut().insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
     }

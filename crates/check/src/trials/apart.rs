@@ -24,11 +24,12 @@ pub(super) async fn principals(lab: &Lab<'_>) -> Step<Finding> {
     // The other caller's effect may be on an account that the probe does not look at.
     let unit = lab.step(watch, false).await?.filter(|step| !step.is_zero());
 
-    let call = lab.call(Payload::Main, &lab.op())?;
+    let op = lab.op();
     let watch = lab.watch().await?;
-    let first = lab.accepted(&call).await?;
+    let first = lab.accepted(&lab.call(Payload::Main, &op)?).await?;
     lab.step(watch, true).await?;
     let watch = lab.watch().await?;
+    let call = lab.call(Payload::Main, &op.with_another_request())?;
     let other = lab.send(&lab.as_other_principal(call)).await?;
     let effects = lab.effects(watch, unit, unit.is_some() && other.is_accepted()).await?;
     if !other.is_accepted() {

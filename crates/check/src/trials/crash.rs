@@ -1,9 +1,6 @@
 //! A server that is killed and started again.
 
-use std::process::Stdio;
 use std::time::Duration;
-
-use tokio::process::Command;
 
 use super::BreakAspect;
 use super::Finding::{self, Broken as Bad, Held, NotApplicable, NotObservable};
@@ -12,9 +9,10 @@ use super::in_flight::slow_time;
 use crate::clock;
 use crate::lab::{Lab, Payload};
 use crate::seen::{Second, second};
+use crate::shell;
 use crate::stop::{Step, Stop};
 use crate::story;
-use crate::wire::{NoAnswer, Until};
+use crate::wire::{Answer, Call, NoAnswer, Until};
 
 const UP_AGAIN_MAX: Duration = Duration::from_secs(60);
 
@@ -42,9 +40,10 @@ async fn run_crash(lab: &Lab<'_>) -> Step<Broken> {
     tokio::time::sleep(time / 2).await;
     restart_server(lab).await?;
     drop(begun);
-    let retry = lab.settled(&call, lab.options.patience).await?;
+    let retry = settled_after_restart(lab, &call).await?;
     let again = lab.settled(&call, Duration::from_secs(2)).await?;
     let effects = lab.effects(watch, unit, retry.is_accepted()).await?;
+    is_its_own(lab, &retry).await?;
     Ok(Broken { retry, again, effects })
 }
 
@@ -60,8 +59,9 @@ pub(super) async fn restart(lab: &Lab<'_>) -> Step<Finding> {
     lab.step(watch, true).await?;
     restart_server(lab).await?;
     let watch = lab.watch().await?;
-    let retry = lab.settled(&call, lab.options.patience).await?;
+    let retry = settled_after_restart(lab, &call).await?;
     let effects = lab.effects(watch, facts.unit, false).await?;
+    is_its_own(lab, &retry).await?;
     Ok(match second(&first, &retry, effects, &facts) {
         Second::Replayed if facts.same_run(&retry, &first) => Held,
         Second::Replayed => Bad("after the restart a retry gets another answer".into()),
@@ -77,21 +77,8 @@ async fn restart_server(lab: &Lab<'_>) -> Step<()> {
     let Some(command) = &lab.options.restart_command else {
         return Err(Stop::Missing("give --restart-cmd".into()));
     };
-    // Its output goes nowhere: a server started in the background would hold a pipe open for ever.
-    let run = Command::new("sh")
-        .args(["-c", command])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .kill_on_drop(true)
-        .status();
-    let status = match tokio::time::timeout(UP_AGAIN_MAX, run).await {
-        Err(_) => {
-            return Err(Stop::Unfit(format!("the restart command did not end within {UP_AGAIN_MAX:?}")));
-        }
-        Ok(Err(error)) => return Err(Stop::Unfit(format!("the restart command cannot be started: {error}"))),
-        Ok(Ok(status)) => status,
-    };
+    let ended = shell::run(command, false, UP_AGAIN_MAX).await;
+    let status = ended.map_err(|why| Stop::Unfit(format!("the restart command {why}")))?.status;
     if !status.success() {
         return Err(Stop::Unfit(format!("the restart command failed: {status}")));
     }
@@ -112,5 +99,35 @@ async fn up_again(lab: &Lab<'_>) -> Step<()> {
                 return Err(Stop::Unfit(format!("after the restart command the server is not there: {why}")));
             }
         }
+    }
+}
+
+/// Sends until the server itself answers: a proxy, or a port that is kept open for it, is there before it is.
+async fn settled_after_restart(lab: &Lab<'_>, call: &Call) -> Step<Answer> {
+    let start = clock::now();
+    loop {
+        let tried = lab.settled(call, lab.options.patience).await;
+        let is_late = clock::now().saturating_duration_since(start) >= UP_AGAIN_MAX;
+        match tried {
+            Ok(answer) if answer.is_of_a_proxy() && !is_late => {}
+            Err(Stop::Silent(NoAnswer::Connect(_) | NoAnswer::Closed(_))) if !is_late => {}
+            ended => return ended,
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// A 502 is the API's own answer when another key gets better: else there is nobody behind the proxy.
+async fn is_its_own(lab: &Lab<'_>, answer: &Answer) -> Step<()> {
+    if !answer.is_of_a_proxy() {
+        return Ok(());
+    }
+    let other = lab.send(&lab.call(Payload::Main, &lab.op())?).await?;
+    match other.is_of_a_proxy() {
+        false => Ok(()),
+        true => Err(Stop::Unfit(format!(
+            "{UP_AGAIN_MAX:?} after the restart command every request is answered {}: the server is not there",
+            answer.status
+        ))),
     }
 }

@@ -88,7 +88,9 @@ pub(super) async fn apart(lab: &Lab<'_>, first: &str, second: &str) -> Step<Find
         ));
     }
     let unique = uuid();
-    let (one, two) = (lab.op_with_lines(&[first], &unique), lab.op_with_lines(&[second], &unique));
+    // The pair shares its text; what an order number stands for in the requests must not be shared.
+    let one = lab.op_with_lines(&[first], &unique);
+    let two = lab.op_with_lines(std::slice::from_ref(&second), &unique).with_another_request();
     let Some(earlier) = admitted(lab, &one).await? else {
         return Ok(NotApplicable("the API admits no key of this kind".into()));
     };
@@ -105,12 +107,20 @@ pub(super) async fn apart(lab: &Lab<'_>, first: &str, second: &str) -> Step<Find
         Second::Replayed => {
             Broken("two keys were taken for one: the second got the answer of the first".into())
         }
-        Second::Refused if matches!(later.status, 400 | 413 | 431) => Held,
+        Second::Refused if matches!(later.status, 400 | 413 | 431) && !is_admitted(lab, &second).await? => {
+            Held
+        }
         Second::Refused => {
             Broken(format!("the second key was not taken for a new one: {}", story::answer(&later)))
         }
         Second::Unclear => unclear(),
     })
+}
+
+/// Whether a key of this kind is taken when no other is near it. Then a refusal was meant for the pair.
+async fn is_admitted(lab: &Lab<'_>, line: &String) -> Step<bool> {
+    let alone = lab.op_with_lines(std::slice::from_ref(line), &uuid());
+    Ok(admitted(lab, &alone).await?.is_some())
 }
 
 /// Two spellings of one key: one run.

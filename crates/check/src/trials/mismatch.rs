@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::Change;
-use super::Finding::{self, Broken, Held, NotObservable, Weak};
+use super::Finding::{self, Broken, Held, NotApplicable, NotObservable, Weak};
 use super::replay::changed;
 use crate::lab::{Lab, Op, Payload};
 use crate::profile::Profile;
@@ -46,13 +46,25 @@ pub(super) async fn another_request(lab: &Lab<'_>, change: &Change) -> Step<Find
         && !matches!(outcome, Second::Replayed | Second::Ran)
         && !is_mismatch(lab, &later, &control)
     {
-        return Ok(NotObservable(format!(
+        let why = format!(
             "the other request is refused under a fresh key too ({}){}",
             control.status,
             hint(change)
-        )));
+        );
+        return Ok(if is_none(lab, change, &control) { NotApplicable(why) } else { NotObservable(why) });
     }
     Ok(judge(lab, change, outcome, &later))
+}
+
+/// Whether there is no other operation here: nobody named one, and the one that was tried is not there.
+fn is_none(lab: &Lab<'_>, change: &Change, control: &Answer) -> bool {
+    match change {
+        Change::OtherPath => lab.options.other_path.is_none() && matches!(control.status, 404 | 405),
+        Change::OtherMethod => {
+            lab.options.other_method.is_none() && matches!(control.status, 404 | 405 | 501)
+        }
+        _ => false,
+    }
 }
 
 fn is_mismatch(lab: &Lab<'_>, later: &Answer, control: &Answer) -> bool {

@@ -349,7 +349,7 @@ impl Trial {
             Self::TwoKeys => (2, 2),
             Self::MissingKey | Self::MalformedKey { .. } => (1, 0),
             Self::EmptyKey { .. } => (3, 0),
-            Self::KeysApart { .. } => (2, 2),
+            Self::KeysApart { .. } => (3, 2),
             Self::KeysSame { .. } | Self::Expiry => (2, 1),
             Self::Once { sends, .. } => (*sends, 1),
             Self::Remembered => (1, 0),

@@ -62,7 +62,7 @@ pub(crate) fn read(head: &Parts, nature: Nature) -> Result<Option<Id>, Reply> {
 
 /// A string of RFC 9651, or a bare word.
 fn unquote(line: &str, nature: Nature) -> Result<String, Reply> {
-    if nature.is(Breed::Stripe) {
+    if nature.is(Breed::Stripe) || nature.is(Breed::QuotesInKey) {
         return Ok(line.to_owned());
     }
     let Some(inner) = line.strip_prefix('"') else {

@@ -49,6 +49,8 @@ pub(crate) struct Order {
     /// Fails the first time for a reason that passes.
     pub(crate) flaky: bool,
     pub(crate) receipt: Receipt,
+    /// Its number, where the client gives one.
+    pub(crate) number: Option<String>,
 }
 
 /// How long the work takes.
@@ -74,8 +76,8 @@ pub(crate) enum Receipt {
 }
 
 impl Order {
-    /// Reads `{"amount": n, "slow": ms | "gate", "flaky": bool, "receipt": "binary" | "big" | "gzip" | "empty"}`; all but `amount` may
-    /// be left out, and other members are welcome.
+    /// Reads `{"amount": n, "slow": ms | "gate", "flaky": bool, "receipt": "binary" | "big" | "gzip" | "empty",
+    /// "order": text}`; all but `amount` may be left out, and other members are welcome.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, Reply> {
         let bad = |what: &str| Reply::problem(400, "bad-order", what);
         let order: Value = serde_json::from_slice(body).map_err(|_| bad("This is no JSON."))?;
@@ -95,7 +97,8 @@ impl Order {
             Value::String(gate) if gate == "gate" => Takes::Gate,
             slow => Takes::Time(Duration::from_millis(slow.as_u64().unwrap_or(3).min(10_000))),
         };
-        Ok(Self { amount, takes, flaky: order["flaky"] == true, receipt })
+        let number = order["order"].as_str().map(str::to_owned);
+        Ok(Self { amount, takes, flaky: order["flaky"] == true, receipt, number })
     }
 }
 

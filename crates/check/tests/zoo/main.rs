@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "tests; they run in real time")]
 
 mod defect;
+mod door;
 mod gauge;
 mod key;
 mod killed;

@@ -55,6 +55,10 @@ breeds! {
     Silent,
     /// Keys of each method and path are apart.
     PerPlace,
+    /// An order number, in the body, may be used once, whatever the key.
+    UniqueOrders,
+    /// A key is the header's value as it came: quotes are a part of it.
+    QuotesInKey,
     /// After a crash in the middle says that it does not know, and that trying again is of no use.
     UnknownAfterCrash,
 }

@@ -51,6 +51,8 @@ struct State {
     recent: VecDeque<Id>,
     /// Orders that fail once and have failed.
     failed_once: HashMap<Id, bool>,
+    /// Order numbers, with the key that each came with.
+    numbers: HashMap<String, Id>,
     journal: Option<Journal>,
     next_token: u64,
     /// In the last second.
@@ -364,6 +366,14 @@ impl Shop {
             Ok(order) => order,
             Err(refusal) => return self.finish(&mut self.state.lock(), call, token, refusal, None),
         };
+        if let (true, Some(number)) = (self.is(Breed::UniqueOrders), &order.number) {
+            let mut state = self.state.lock();
+            let owner = state.numbers.entry(number.clone()).or_insert_with(|| call.id.clone());
+            if *owner != call.id {
+                let taken = Reply::problem(422, "order-taken", "There is an order with this number.");
+                return self.finish(&mut state, call, token, taken, None);
+            }
+        }
         let pays_first = self.has(Defect::RunsAgainAfterCrash)
             || self.has(Defect::RunsAgainAfterDisconnect)
             || self.is(Breed::UnknownAfterCrash);

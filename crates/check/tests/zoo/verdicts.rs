@@ -11,6 +11,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::defect::Defect::{self, *};
+use crate::door::Door;
 use crate::killed::Killable;
 use crate::nature::{Breed, Nature};
 use crate::serve::Server;
@@ -65,7 +66,23 @@ async fn report(nature: Nature, profile: Profile) -> Report {
         Some(LockHidesResult) => options.rounds = 1,
         _ => {}
     }
+    if nature.breed == Breed::UniqueOrders {
+        number_orders(&mut options);
+    }
     run(&options).await
+}
+
+/// Gives every body an order number that may be used once.
+fn number_orders(options: &mut Options) {
+    let bodies = [
+        &mut options.other_body,
+        &mut options.slow_body,
+        &mut options.failing_body,
+        &mut options.transient_body,
+    ];
+    for body in bodies.into_iter().flatten().chain([&mut options.body]) {
+        body.insert_str(1, r#""order":"{{unique}}","#);
+    }
 }
 
 async fn run(options: &Options) -> Report {
@@ -237,6 +254,7 @@ fn advised(breed: Breed) -> &'static [&'static str] {
         Breed::OptionalKey => &["missing-key"],
         Breed::Terse => &["replay-marker", "in-flight-retry-after", "problem-json"],
         Breed::TooEarly => &["race-losers", "in-flight"],
+        Breed::QuotesInKey => &["malformed-unclosed", "malformed-list", "quoted-is-bare"],
         _ => &[],
     }
 }
@@ -256,6 +274,40 @@ async fn no_right_design_fails() {
         })
     }))
     .await;
+}
+
+/// Where bodies have order numbers, keys that are taken for one are found out by a refusal: 422, or 400 as Stripe's.
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_that_are_taken_for_one_are_named_where_no_two_bodies_are_the_same() {
+    let natures = [Breed::Plain, Breed::Stripe].into_iter().flat_map(|breed| {
+        [KeyCaseFolded, KeyTruncated, GlobalScope].map(|defect| Nature { defect: Some(defect), breed })
+    });
+    all(natures.map(|nature| async move {
+        let server = Server::start(nature).await;
+        let profile = if nature.breed == Breed::Stripe { Profile::Stripe } else { Profile::Practice };
+        let mut options = options(server.addr, profile);
+        number_orders(&mut options);
+        options.only = ["key-case", "key-space", "key-255", "principals"].map(String::from).into();
+        differs(&nature.name(), &run(&options).await, named(nature.defect.unwrap()))
+    }))
+    .await;
+}
+
+/// A proxy is up again before its server is: what it says, and that it hangs up, is not the server's answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_proxy_says_while_its_server_starts_is_not_the_servers_answer() {
+    let server = Killable::start(Nature::default()).await;
+    let door = Door::start(server.addr, &server.restart_command()).await;
+    let mut options = options(door.addr, Profile::Strict);
+    options.restart_command = Some(door.restart_command());
+    let (url, pointer) = (target(server.addr, "/effects"), Some("/count".into()));
+    options.effect = Some(EffectSource::Url { url, pointer, headers: Vec::new() });
+    options.only = ["restart-replay", "crash-answered", "crash-once"].map(String::from).into();
+    let report = run(&options).await;
+    assert!(door.turned_away() >= 2 * Door::TURNS_AWAY, "the proxy was asked while the server was away");
+    let passed = ids(&report, &[Verdict::Pass]);
+    let expected = BTreeSet::from(["two-keys", "restart-replay", "crash-answered", "crash-once"]);
+    assert_eq!(passed, expected, "{}", report.json());
 }
 
 #[tokio::test(flavor = "multi_thread")]

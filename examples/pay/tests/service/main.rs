@@ -1,5 +1,6 @@
 //! The payment service as a process, on a private Redis.
 
+mod check;
 mod crash;
 mod refusals;
 mod replays;
@@ -23,8 +24,12 @@ impl Pay {
     }
 
     async fn try_start(redis: &str, more: &[&str]) -> Result<Self> {
+        Self::try_start_at("127.0.0.1:0", redis, more).await
+    }
+
+    async fn try_start_at(listen: &str, redis: &str, more: &[&str]) -> Result<Self> {
         let folder = TempDir::new()?;
-        let args = [&["--listen", "127.0.0.1:0", "--redis", redis], more].concat();
+        let args = [&["--listen", listen, "--redis", redis], more].concat();
         let mut process = Process::spawn(env!("CARGO_BIN_EXE_pay"), args, folder.path())?;
         process.wait_output("listening on http://").await?;
         let said = process.stdout();
