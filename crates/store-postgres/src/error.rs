@@ -88,6 +88,24 @@ impl Fault {
         &self.detail
     }
 
+    /// A conflict that another try would not mend.
+    pub(crate) fn for_good(self) -> Self {
+        Self { kind: StoreErrorKind::Internal, ..self }
+    }
+
+    /// The server's code, where it said one.
+    pub(crate) fn code(&self) -> Option<&str> {
+        match self.source.as_deref() {
+            Some(Cause::Server(said)) => Some(said.code.code()),
+            _ => None,
+        }
+    }
+
+    /// Another transaction went first: this one may be run again from its start.
+    pub(crate) fn is_conflict(&self) -> bool {
+        self.kind == StoreErrorKind::Conflict
+    }
+
     /// Whether the connection is of no more use.
     pub(crate) fn breaks_connection(&self) -> bool {
         self.breaks_connection
@@ -177,6 +195,9 @@ impl Fault {
             "42P01" | "42703" | "3F000" => {
                 Self::new(Unfit, format!("{}; its tables were changed while it ran", said.message()))
             }
+            "25P01" | "25P02" | "3B001" => {
+                Self::new(Internal, "the transaction is over: a statement in it failed before, or ended it")
+            }
             "3D000" => Self::new(Unfit, format!("{}; create it first", said.message())),
             text if text.starts_with("28") => {
                 Self::new(Unfit, "the server refused the user or the password of the URL")
@@ -195,6 +216,19 @@ impl Fault {
         let said = ServerSaid { code: code.clone(), message: said.message().into() };
         Self { source: Some(Arc::new(Cause::Server(said))), ..fault }
     }
+}
+
+/// Whether an error of some work, or one of its causes, is that another transaction went first.
+pub(crate) fn is_conflict(error: &(dyn StdError + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let code = error.downcast_ref::<tokio_postgres::Error>().and_then(tokio_postgres::Error::code);
+        if code.is_some_and(|code| matches!(code.code(), "40001" | "40P01")) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 /// The message of the server with its code, without the detail: that holds values, such as keys.

@@ -179,12 +179,12 @@ impl Options {
         if !self.create && !schema::exists(&mut session, &place).await? {
             return Err(unfit("there are no records: no table idempotency_keys".into()));
         }
-        schema::prepare(session, &place).await?;
+        let store_id = schema::prepare(session, &place).await?;
         let mut location = self.location();
         if self.schema.is_some() {
             location = format!("{location}?schema={}", place.schema);
         }
-        Ok(PostgresStore::start(connections, self.limits, place, location, server.hazard()))
+        Ok(PostgresStore::start(connections, self.limits, place, store_id, location, server.hazard()))
     }
 
     fn connections(&self) -> Result<Connections, Fault> {

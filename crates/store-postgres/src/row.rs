@@ -10,6 +10,7 @@ use onlyonce_core::{
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 
 use crate::error::Fault;
+use crate::link::Cells;
 
 /// The columns that [`Record`]s are read from, of a table `t`, with the moment at which they were read.
 pub(crate) const COLUMNS: &str = "t.scope, t.key, t.request_hash, t.status, t.response_code, t.response_headers, \
@@ -21,6 +22,14 @@ pub(crate) const COLUMNS_WITHOUT_REPLY: &str = "t.scope, t.key, t.request_hash, 
     CASE WHEN t.status = 'completed' THEN convert_to(E':onlyonce 1\\n', 'UTF8') END, \
     CASE WHEN t.status = 'completed' THEN ''::bytea END, t.locked_until, t.created_at, t.claimed_at, \
     t.completed_at, t.expires_at, t.token, t.attempt, t.on_lease_end, t.origin, now()";
+
+/// The same in types that every driver has: text, int8 (times in microseconds since the Unix epoch) and bytea.
+pub(crate) const PLAIN_COLUMNS: &str = "t.scope, t.key, t.request_hash, t.status, t.response_code::int8, \
+    t.response_headers, t.response_body, \
+    (extract(epoch FROM t.locked_until) * 1000000)::int8, (extract(epoch FROM t.created_at) * 1000000)::int8, \
+    (extract(epoch FROM t.claimed_at) * 1000000)::int8, (extract(epoch FROM t.completed_at) * 1000000)::int8, \
+    (extract(epoch FROM t.expires_at) * 1000000)::int8, uuid_send(t.token), t.attempt, t.on_lease_end, t.origin, \
+    (extract(epoch FROM clock_timestamp()) * 1000000)::int8";
 
 /// A record with what a rewrite keeps.
 #[derive(Debug)]
@@ -38,59 +47,55 @@ impl Row {
     /// Reads the columns above, from the column `first` on. What this release cannot read is a fault, never no record.
     pub(crate) fn read(row: &tokio_postgres::Row, first: usize) -> Result<Self, Fault> {
         let from = Reader { row, first };
-        let id = OperationId {
-            scope: Scope::new(from.text(0, "scope")?).map_err(|_| Fault::unreadable("scope"))?,
-            key: Key::new(from.text(1, "key")?).map_err(|_| Fault::unreadable("key"))?,
-        };
-        let (created, claimed) = (from.time(8, "created_at")?, from.time(9, "claimed_at")?);
-        let (locked, now) = (from.time(7, "locked_until")?, from.time(16, "clock")?);
-        let token = from.get::<Token>(12, "token")?.0;
-        let origin = match from.get::<Option<&str>>(15, "origin")? {
-            Some(text) => Some(Origin::new(text).map_err(|_| Fault::unreadable("origin"))?),
-            None => None,
-        };
-        let state = match from.text(3, "status")? {
-            "in_progress" => State::InProgress {
-                token,
-                lease: match now.until(locked) {
-                    Duration::ZERO => LeaseView::Over { since: locked.wall() },
-                    left => LeaseView::Left(left),
-                },
-                age: claimed.until(now),
-            },
-            "completed" => {
-                let expires = from.time(11, "expires_at")?;
-                State::Completed {
-                    token,
-                    stored: StoredReply {
-                        reply: from.reply()?,
-                        completed_at: from.time(10, "completed_at")?.wall(),
-                        expires_at: expires.wall(),
-                        remaining: now.until(expires),
-                        origin: origin.clone(),
-                    },
-                }
-            }
-            "unknown" => State::Unknown { token, since: locked.wall() },
-            "freed" => State::Freed { token },
-            _ => return Err(Fault::unreadable("status")),
-        };
-        let record = Record {
-            fingerprint: from
-                .text(2, "request_hash")?
-                .parse()
-                .map_err(|_| Fault::unreadable("request_hash"))?,
-            on_lease_end: match from.text(14, "on_lease_end")? {
-                "take_over" => OnLeaseEnd::TakeOver,
-                "hold" => OnLeaseEnd::Hold,
-                _ => return Err(Fault::unreadable("on_lease_end")),
-            },
-            attempt: u32::try_from(from.get::<i64>(13, "attempt")?)
-                .map_err(|_| Fault::unreadable("attempt"))?,
-            origin,
-            state,
-        };
-        Ok(Self { id, record, created, claimed, locked, now })
+        Raw {
+            scope: from.text(0, "scope")?,
+            key: from.text(1, "key")?,
+            hash: from.text(2, "request_hash")?,
+            status: from.text(3, "status")?,
+            code: from.get::<Option<i32>>(4, "response_code")?.map(i64::from),
+            head: from.get(5, "response_headers")?,
+            body: from.get(6, "response_body")?,
+            locked: from.get(7, "locked_until")?,
+            created: from.get(8, "created_at")?,
+            claimed: from.get(9, "claimed_at")?,
+            completed: from.get(10, "completed_at")?,
+            expires: from.get(11, "expires_at")?,
+            token: from.get::<Token>(12, "token")?.0,
+            attempt: from.get(13, "attempt")?,
+            policy: from.text(14, "on_lease_end")?,
+            origin: from.get(15, "origin")?,
+            now: from.get(16, "clock")?,
+        }
+        .row()
+    }
+
+    /// Reads [`PLAIN_COLUMNS`].
+    pub(crate) fn read_plain(row: &impl Cells) -> Result<Self, Fault> {
+        let unreadable = |column: &'static str| move || Fault::unreadable(column);
+        let text = |n, name| row.text(n).flatten().ok_or_else(unreadable(name));
+        let time = |n, name| row.int(n).flatten().map(Micros).ok_or_else(unreadable(name));
+        let later = |n, name| row.int(n).map(|time| time.map(Micros)).ok_or_else(unreadable(name));
+        let token = row.bytes(12).flatten().and_then(|bytes| bytes.try_into().ok());
+        Raw {
+            scope: text(0, "scope")?,
+            key: text(1, "key")?,
+            hash: text(2, "request_hash")?,
+            status: text(3, "status")?,
+            code: row.int(4).ok_or_else(unreadable("response_code"))?,
+            head: row.bytes(5).ok_or_else(unreadable("response_headers"))?,
+            body: row.bytes(6).ok_or_else(unreadable("response_body"))?,
+            locked: time(7, "locked_until")?,
+            created: time(8, "created_at")?,
+            claimed: time(9, "claimed_at")?,
+            completed: later(10, "completed_at")?,
+            expires: later(11, "expires_at")?,
+            token: LeaseToken::from_bytes(token.ok_or_else(unreadable("token"))?),
+            attempt: row.int(13).flatten().ok_or_else(unreadable("attempt"))?,
+            policy: text(14, "on_lease_end")?,
+            origin: row.text(15).ok_or_else(unreadable("origin"))?,
+            now: time(16, "clock")?,
+        }
+        .row()
     }
 
     /// The same row in another state, without a reply.
@@ -239,16 +244,90 @@ impl<'r> Reader<'r> {
     fn text(&self, index: usize, column: &str) -> Result<&'r str, Fault> {
         self.get(index, column)
     }
+}
 
-    fn time(&self, index: usize, column: &str) -> Result<Micros, Fault> {
-        self.get(index, column)
+/// A row as it was found.
+struct Raw<'r> {
+    scope: &'r str,
+    key: &'r str,
+    hash: &'r str,
+    status: &'r str,
+    code: Option<i64>,
+    head: Option<&'r [u8]>,
+    body: Option<&'r [u8]>,
+    locked: Micros,
+    created: Micros,
+    claimed: Micros,
+    completed: Option<Micros>,
+    expires: Option<Micros>,
+    token: LeaseToken,
+    attempt: i64,
+    policy: &'r str,
+    origin: Option<&'r str>,
+    now: Micros,
+}
+
+impl Raw<'_> {
+    fn row(&self) -> Result<Row, Fault> {
+        let id = OperationId {
+            scope: Scope::new(self.scope).map_err(|_| Fault::unreadable("scope"))?,
+            key: Key::new(self.key).map_err(|_| Fault::unreadable("key"))?,
+        };
+        let origin = match self.origin {
+            Some(text) => Some(Origin::new(text).map_err(|_| Fault::unreadable("origin"))?),
+            None => None,
+        };
+        let record = Record {
+            state: self.state(origin.as_ref())?,
+            fingerprint: self.hash.parse().map_err(|_| Fault::unreadable("request_hash"))?,
+            on_lease_end: match self.policy {
+                "take_over" => OnLeaseEnd::TakeOver,
+                "hold" => OnLeaseEnd::Hold,
+                _ => return Err(Fault::unreadable("on_lease_end")),
+            },
+            attempt: u32::try_from(self.attempt).map_err(|_| Fault::unreadable("attempt"))?,
+            origin,
+        };
+        let Self { created, claimed, locked, now, .. } = *self;
+        Ok(Row { id, record, created, claimed, locked, now })
+    }
+
+    fn state(&self, origin: Option<&Origin>) -> Result<State, Fault> {
+        let Self { token, locked, now, .. } = *self;
+        Ok(match self.status {
+            "in_progress" => State::InProgress {
+                token,
+                lease: match now.until(locked) {
+                    Duration::ZERO => LeaseView::Over { since: locked.wall() },
+                    left => LeaseView::Left(left),
+                },
+                age: self.claimed.until(now),
+            },
+            "completed" => {
+                let completed = self.completed.ok_or_else(|| Fault::unreadable("completed_at"))?;
+                let expires = self.expires.ok_or_else(|| Fault::unreadable("expires_at"))?;
+                State::Completed {
+                    token,
+                    stored: StoredReply {
+                        reply: self.reply()?,
+                        completed_at: completed.wall(),
+                        expires_at: expires.wall(),
+                        remaining: now.until(expires),
+                        origin: origin.cloned(),
+                    },
+                }
+            }
+            "unknown" => State::Unknown { token, since: locked.wall() },
+            "freed" => State::Freed { token },
+            _ => return Err(Fault::unreadable("status")),
+        })
     }
 
     fn reply(&self) -> Result<Reply, Fault> {
-        let status = u16::try_from(self.get::<i32>(4, "response_code")?)
-            .map_err(|_| Fault::unreadable("response_code"))?;
-        let head: &[u8] = self.get(5, "response_headers")?;
-        let body: &[u8] = self.get(6, "response_body")?;
+        let status = self.code.and_then(|code| u16::try_from(code).ok());
+        let status = status.ok_or_else(|| Fault::unreadable("response_code"))?;
+        let head = self.head.ok_or_else(|| Fault::unreadable("response_headers"))?;
+        let body = self.body.ok_or_else(|| Fault::unreadable("response_body"))?;
         Reply::decode(status, head, Bytes::copy_from_slice(body))
             .map_err(|error| Fault::unreadable("reply").with_source(error))
     }

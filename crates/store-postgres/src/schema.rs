@@ -11,7 +11,7 @@ use crate::row::lock_number;
 use crate::session::{Call, Part, Session, Sql};
 
 /// The version that this release writes. Each release reads the neighbouring ones, so changes are additive.
-const VERSION: i64 = 1;
+const VERSION: i64 = 2;
 /// The oldest release that may use tables of [`VERSION`].
 const MIN_READER_VERSION: i64 = 1;
 
@@ -65,6 +65,10 @@ CREATE TABLE IF NOT EXISTS {schema}.idempotency_audit (
 );
 CREATE INDEX IF NOT EXISTS idempotency_audit_key ON {schema}.idempotency_audit (scope, key);";
 
+// Tells one store from another, so that a transaction on another database is noticed.
+const V2: &str = "
+ALTER TABLE {schema}.idempotency_meta ADD COLUMN IF NOT EXISTS store_id uuid NOT NULL DEFAULT gen_random_uuid();";
+
 // Name, type, NOT NULL.
 const COLUMNS: [(&str, &str, bool); 16] = [
     ("scope", "text", true),
@@ -103,6 +107,11 @@ impl Place {
         format!("{}.idempotency_keys", self.quoted())
     }
 
+    /// The table that tells of the others, with its schema.
+    pub(crate) fn meta(&self) -> String {
+        format!("{}.idempotency_meta", self.quoted())
+    }
+
     /// The audit table, with its schema.
     pub(crate) fn audit(&self) -> String {
         format!("{}.idempotency_audit", self.quoted())
@@ -121,7 +130,7 @@ pub(crate) async fn exists(session: &mut Session<'_>, place: &Place) -> Result<b
 ///
 /// # Errors
 /// `Unfit` with the reason: a wrong table, or tables of a release that this one cannot read.
-pub(crate) async fn prepare(mut session: Session<'_>, place: &Place) -> Result<(), Fault> {
+pub(crate) async fn prepare(mut session: Session<'_>, place: &Place) -> Result<[u8; 16], Fault> {
     session.begin_long(PATIENCE).await?;
     let lock = sql(&[Type::INT8], "SELECT pg_advisory_xact_lock($1)");
     let number = migration_lock(place);
@@ -144,7 +153,8 @@ pub(crate) async fn prepare(mut session: Session<'_>, place: &Place) -> Result<(
         let schema = place.quoted();
         session
             .execute(
-                &format!("SET LOCAL client_min_messages = warning; {META}{V1}").replace("{schema}", &schema),
+                &format!("SET LOCAL client_min_messages = warning; {META}{V1}{V2}")
+                    .replace("{schema}", &schema),
             )
             .await
             .map_err(|fault| may_not_create(fault, &schema))?;
@@ -155,15 +165,17 @@ pub(crate) async fn prepare(mut session: Session<'_>, place: &Place) -> Result<(
     let opened = sql(
         &[Type::INT8, Type::INT8],
         &format!(
-            "INSERT INTO {}.idempotency_meta AS m VALUES (1, $1, $2, now()) ON CONFLICT (id) DO UPDATE SET
+            "INSERT INTO {} AS m (id, schema_version, min_reader_version, opened_at) VALUES (1, $1, $2, now()) ON CONFLICT (id) DO UPDATE SET
                 opened_at = now(),
                 schema_version = greatest(m.schema_version, excluded.schema_version),
-                min_reader_version = greatest(m.min_reader_version, excluded.min_reader_version)",
-            place.quoted()
+                min_reader_version = greatest(m.min_reader_version, excluded.min_reader_version)
+             RETURNING uuid_send(store_id)",
+            place.meta()
         ),
     );
-    session.run(&[Call::new(&opened, vec![&VERSION, &MIN_READER_VERSION])], Part::End).await?;
-    Ok(())
+    let rows = session.run(&[Call::new(&opened, vec![&VERSION, &MIN_READER_VERSION])], Part::End).await?;
+    let id: &[u8] = first(&rows)?.try_get(0)?;
+    id.try_into().map_err(|_| Fault::internal("the name of a store is not 16 bytes"))
 }
 
 fn migration_lock(place: &Place) -> i64 {
@@ -187,7 +199,7 @@ fn may_not_create(fault: Fault, schema: &str) -> Fault {
 }
 
 async fn version(session: &mut Session<'_>, place: &Place) -> Result<Option<(i64, i64)>, Fault> {
-    let meta = format!("{}.idempotency_meta", place.quoted());
+    let meta = place.meta();
     if table_of(session, &meta).await?.is_none() {
         return Ok(None);
     }

@@ -89,15 +89,14 @@ impl Connections {
     }
 }
 
+/// `synchronous_commit`, raised where it is weaker and never lowered.
+pub(crate) const SYNCHRONOUS: &str =
+    "CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
+    THEN 'on' ELSE current_setting('synchronous_commit') END";
+
 /// The settings as one statement: for a transaction when `local`, else for the life of the connection.
 pub(crate) fn settings(local: bool, patience: Duration) -> String {
-    let mut sql = String::from(
-        // Raised where it is weaker, never lowered.
-        "SELECT set_config('synchronous_commit',
-            CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN 'on'
-                ELSE current_setting('synchronous_commit') END, ",
-    );
-    let _ = write!(sql, "{local})");
+    let mut sql = format!("SELECT set_config('synchronous_commit', {SYNCHRONOUS}, {local})");
     let milliseconds = |time: Duration| format!("{}ms", time.as_millis().max(1));
     for (name, value) in [
         ("lock_timeout", milliseconds(LOCK_PATIENCE).as_str()),
@@ -283,10 +282,14 @@ impl Drop for Session<'_> {
     }
 }
 
-type Exchange<'a> = Pin<Box<dyn Future<Output = Result<Vec<Row>, tokio_postgres::Error>> + Send + 'a>>;
+/// A statement on its way.
+pub(crate) type Exchange<'a> =
+    Pin<Box<dyn Future<Output = Result<Vec<Row>, tokio_postgres::Error>> + Send + 'a>>;
 
 /// Drives all of them. A statement is sent when it is first polled, so they arrive in this order.
-async fn in_order(mut exchanges: Vec<Exchange<'_>>) -> Vec<Result<Vec<Row>, tokio_postgres::Error>> {
+pub(crate) async fn in_order(
+    mut exchanges: Vec<Exchange<'_>>,
+) -> Vec<Result<Vec<Row>, tokio_postgres::Error>> {
     let mut answers: Vec<_> = exchanges.iter().map(|_| None).collect();
     poll_fn(|context| {
         let mut all = true;

@@ -13,11 +13,13 @@ use onlyonce_core::{
 
 use crate::batch::Batches;
 use crate::error::Fault;
+use crate::inside::Inside;
 use crate::open::{InvalidUrl, Options};
 use crate::purge::Purge;
 use crate::schema::Place;
 use crate::session::Connections;
 use crate::statements::Statements;
+use crate::turns::Turns;
 
 /// Records in a PostgreSQL database. Clones are handles on one store; after the last one is dropped what is queued is
 /// still done, in the background of its runtime.
@@ -30,6 +32,8 @@ struct Inner {
     location: String,
     hazard: Option<String>,
     purge: Purge,
+    inside: Arc<Inside>,
+    turns: Turns,
 }
 
 /// What the batches of a store have done since it was opened.
@@ -77,13 +81,16 @@ impl PostgresStore {
         connections: Connections,
         limits: Limits,
         place: Place,
+        store_id: [u8; 16],
         location: String,
         hazard: Option<String>,
     ) -> Self {
         let statements = Statements::new(&place.keys());
         let purge = Purge::new(&place);
+        let inside = Arc::new(Inside::new(&place, store_id));
         let batcher = Batcher::start(Batches { connections, statements }, limits);
-        Self(Arc::new(Inner { batcher, place, location, hazard, purge }))
+        let turns = Turns::default();
+        Self(Arc::new(Inner { batcher, place, location, hazard, purge, inside, turns }))
     }
 
     pub(crate) fn connections(&self) -> &Connections {
@@ -96,6 +103,14 @@ impl PostgresStore {
 
     pub(crate) fn place(&self) -> &Place {
         &self.0.place
+    }
+
+    pub(crate) fn inside(&self) -> &Arc<Inside> {
+        &self.0.inside
+    }
+
+    pub(crate) fn turns(&self) -> &Turns {
+        &self.0.turns
     }
 }
 
