@@ -22,6 +22,8 @@ const CLAIM_PATIENCE: Duration = Duration::from_millis(250);
 pub(crate) struct Backend {
     pub(crate) pool: Pool,
     pub(crate) tables: Tables,
+    /// Told by the tables themselves, so that a connection to another server is noticed.
+    pub(crate) store_id: [u8; 16],
     /// Whether a statement fails at once where it would wait for a lock. Where the server knows no such thing, every
     /// batch looks before it writes.
     pub(crate) nowait: bool,

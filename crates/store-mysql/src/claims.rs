@@ -274,7 +274,8 @@ fn push_owned(sql: &mut Sql, jobs: &[&Job]) {
     sql.push(") AND ").push(NOT_COMPLETED);
 }
 
-const NOT_COMPLETED: &str = "status IN ('in_progress', 'unknown')";
+/// The condition that a record has no reply, and was not freed.
+pub(crate) const NOT_COMPLETED: &str = "status IN ('in_progress', 'unknown')";
 
 fn token_of(job: &Job) -> Option<LeaseToken> {
     match job.ask() {

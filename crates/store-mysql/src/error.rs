@@ -88,6 +88,13 @@ impl Fault {
         self
     }
 
+    /// A conflict that another try would not mend.
+    #[must_use]
+    pub(crate) fn for_good(mut self) -> Self {
+        self.kind = StoreErrorKind::Internal;
+        self
+    }
+
     pub(crate) fn kind(&self) -> StoreErrorKind {
         self.kind
     }

@@ -131,13 +131,13 @@ impl Options {
         let mut session = pool.lend().await?;
         let server = Server::ask(&mut session).await?;
         server.check()?;
-        schema::prepare(&mut session, &tables, self.create).await?;
+        let store_id = schema::prepare(&mut session, &tables, self.create).await?;
         drop(session);
         let nowait = server.nowait && !self.look_first;
         let packet_max = server.packet_max;
         let mut limits = self.limits;
         limits.batch_bytes_max = limits.batch_bytes_max.min(packet_max / 4);
-        let backend = Backend { pool, tables, nowait, packet_max };
+        let backend = Backend { pool, tables, store_id, nowait, packet_max };
         let batcher = Batcher::start(backend, limits);
         Ok(MysqlStore::new(Arc::new(batcher), location, server.hazard()))
     }

@@ -15,6 +15,10 @@ use crate::sql::Sql;
 /// The server's clock while a statement runs, on a connection of the store's own.
 pub(crate) const NOW: &str = "SYSDATE(6)";
 
+/// The same whatever the time zone of the session: what its clock is away from UTC was so at the statement's start too.
+pub(crate) const NOW_ANYWHERE: &str =
+    "TIMESTAMPADD(SECOND, TIMESTAMPDIFF(SECOND, NOW(), UTC_TIMESTAMP()), SYSDATE(6))";
+
 /// A longer time would leave what a DATETIME can say.
 const SPAN_US_MAX: u64 = 1000 * 366 * 24 * 3600 * 1_000_000;
 

@@ -13,6 +13,7 @@ use onlyonce_core::{
 use crate::backend::Backend;
 use crate::open::Options;
 use crate::purge;
+use crate::transaction::Turns;
 
 /// Records in a database of MySQL or MariaDB. Clones are handles on one store; dropping the last one finishes what is
 /// queued, in the background.
@@ -21,6 +22,7 @@ pub struct MysqlStore {
     batcher: Arc<Batcher<Backend>>,
     location: Arc<str>,
     hazard: Option<Arc<str>>,
+    turns: Arc<Turns>,
 }
 
 impl MysqlStore {
@@ -67,7 +69,11 @@ impl MysqlStore {
     }
 
     pub(crate) fn new(batcher: Arc<Batcher<Backend>>, location: String, hazard: Option<String>) -> Self {
-        Self { batcher, location: location.into(), hazard: hazard.map(Into::into) }
+        Self { batcher, location: location.into(), hazard: hazard.map(Into::into), turns: Arc::default() }
+    }
+
+    pub(crate) fn turns(&self) -> &Turns {
+        &self.turns
     }
 
     pub(crate) fn backend(&self) -> &Backend {
