@@ -34,6 +34,30 @@
 //! `sync_binlog=1`. Else the store says what a power cut may lose ([`Capabilities`](onlyonce_core::Capabilities)). A replica
 //! that takes over may lack what its primary had acknowledged, unless replication waits for it.
 //!
+//! # One transaction
+//! Where the effect is rows on the same server, record and rows are committed together or not at all. A crash is a rollback:
+//! nothing is held, nothing is taken over.
+//!
+//! ```no_run
+//! # use onlyonce_core::{Operation, Reply, StoreError};
+//! use onlyonce_store_mysql::mysql_async::prelude::Queryable;
+//! use onlyonce_store_mysql::mysql_async::Conn;
+//! use onlyonce_store_mysql::{MysqlStore, OnceOutcome, Transaction};
+//!
+//! # async fn f(store: &MysqlStore, conn: &mut Conn, operation: &Operation) -> Result<(), StoreError> {
+//! let place_order = async move |tx: &mut Transaction<'_>| {
+//!     tx.query_drop("insert into orders (item, amount) values ('tea', 3)").await?;
+//!     Ok(Reply::new(201, "ordered"))
+//! };
+//! match store.once(conn, operation, place_order).await? {
+//!     OnceOutcome::Ran(stored) | OnceOutcome::Replayed(stored) => println!("{}", stored.reply.status()),
+//!     other => println!("not done: {other:?}"),
+//! }
+//! # Ok(()) }
+//! ```
+//!
+//! [`MysqlStore::claim_in`] is the same for those who hold a [`Transaction`] of their own.
+//!
 //! # Time
 //! Leases and retention run on the server's clock, in UTC.
 //!

@@ -31,7 +31,7 @@ macro_rules! on_each {
 /// On every store.
 mod everywhere {
     on_each! {
-        stores sqlite memory postgres;
+        stores sqlite memory postgres mysql;
         lines requests [
             h1_post_and_patch_are_guarded_and_nothing_else
             h2_a_key_is_the_same_quoted_and_bare
@@ -59,7 +59,7 @@ mod everywhere {
 /// On stores that several processes share, and that outlive each of them.
 mod across_processes {
     on_each! {
-        stores sqlite postgres;
+        stores sqlite postgres mysql;
         lines shared [
             h8_a_copy_in_another_process_waits_for_the_answer
             h10_an_answer_that_was_seen_outlives_kill_9
@@ -75,7 +75,7 @@ mod across_processes {
 /// On stores behind a network.
 mod behind_a_network {
     on_each! {
-        stores postgres;
+        stores postgres mysql;
         lines unreachable [
             h20_without_its_store_nothing_runs_and_afterwards_it_does
             h20_a_claim_whose_answer_was_lost_runs_once

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::path::Path;
 
 use tempfile::TempDir;
-use testkit::{FaultProxy, Postgres, Upstream};
+use testkit::{FaultProxy, Mariadb, Postgres, Upstream};
 
 use crate::common::{Gateway, run};
 
@@ -41,6 +41,14 @@ impl Place {
         let database = server.database().await;
         let network = FaultProxy::start(server.addr()).await;
         let url = format!("postgres://postgres@{}/{database}", network.addr());
+        Self::behind(network, url, server)
+    }
+
+    pub(crate) async fn mysql() -> Self {
+        let server = Mariadb::shared().await;
+        let database = server.database().await;
+        let network = FaultProxy::start(server.addr()).await;
+        let url = format!("mysql://root@{}/{database}", network.addr());
         Self::behind(network, url, server)
     }
 
