@@ -261,7 +261,8 @@ impl Context {
     }
 }
 
-pub(crate) fn downstream_key(operation: &Operation, step: &str) -> String {
+/// [`Context::downstream_key`] for work outside of an [`Execution`], as in a transaction of its own: the same key.
+pub fn downstream_key(operation: &Operation, step: &str) -> String {
     let mut hasher = Sha256::new();
     for part in [operation.scope().as_str(), operation.key().as_str(), step] {
         hasher.update((part.len() as u64).to_be_bytes());

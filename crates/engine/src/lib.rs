@@ -45,7 +45,7 @@ mod store_calls;
 
 pub use builder::Builder;
 pub use counters::Counts;
-pub use execution::{Completed, Context, Execution, NotOwner};
+pub use execution::{Completed, Context, Execution, NotOwner, downstream_key};
 pub use idempotency::Idempotency;
 pub use outcome::{Begin, EngineError, Failure, Outcome};
 pub use policy::{InvalidPolicy, Limits, Policy};

@@ -20,7 +20,7 @@ use crate::problem::{Code, Problem, retry_after_value};
 use crate::settings::Settings;
 
 /// When to come back to a store or a process that is in trouble.
-const SOON: Duration = Duration::from_secs(1);
+pub(crate) const SOON: Duration = Duration::from_secs(1);
 
 /// What an answer must know of the client.
 #[derive(Clone, Copy, Debug)]
@@ -113,7 +113,7 @@ pub(crate) fn of_another_copy<B>(
     response
 }
 
-fn recorded<B>(reply: &Reply, client: ClientTraits) -> Response<ReplyBody<B>> {
+pub(crate) fn recorded<B>(reply: &Reply, client: ClientTraits) -> Response<ReplyBody<B>> {
     let trailers = (!reply.trailers().is_empty()).then(|| Box::new(reply.trailers().clone()));
     let whole = Whole { data: reply.body().clone(), trailers };
     let mut headers = reply.headers().clone();

@@ -16,6 +16,7 @@ use crate::cors::Cors;
 use crate::fingerprint::original_uri;
 use crate::headers::{IDEMPOTENT_REPLAYED, ORIGINAL_REQUEST};
 use crate::key::KeyRule;
+use crate::keyed::Transactional;
 use crate::lookup::Lookup;
 use crate::problem::DocsUrl;
 use crate::report::{Report, ReportFn};
@@ -145,6 +146,12 @@ impl IdempotencyLayer {
             self.idem = idem;
         }
         self
+    }
+
+    /// The same settings for handlers that claim in a transaction of their own database: see [`Transactional`]. What a status
+    /// says, reports and pages of other origins do not apply there.
+    pub fn transactional(&self) -> Transactional {
+        Transactional::new(Arc::clone(&self.settings), self.idem.policy().clone())
     }
 
     /// What a status says about the operation; `Stripe` also names the replay marker `Idempotent-Replayed`, and the id of

@@ -6,6 +6,7 @@
 //! | module or type | what it holds |
 //! |---|---|
 //! | [`IdempotencyLayer`] | the layer and its settings |
+//! | [`Transactional`], [`Keyed`] | for handlers that claim in a transaction of their own |
 //! | [`Ending`], [`Preset`] | how a call ended: stored, released, unknown |
 //! | [`ScopeSource`], [`KeyRule`] | whose key, and how it is read |
 //! | [`RequestOrigin`] | which request a record is of |
@@ -27,6 +28,7 @@ mod execute;
 mod fingerprint;
 pub mod headers;
 mod key;
+mod keyed;
 mod layer;
 mod lookup;
 mod origin;
@@ -42,6 +44,7 @@ pub use body::{BoxError, ReplyBody, RequestBody};
 pub use classify::{Ending, EndingFn, Preset, UnknownPreset};
 pub use cors::{Cors, InvalidCors};
 pub use key::{KeyRule, MalformedKey, parse_key};
+pub use keyed::{Keyed, Transactional};
 pub use layer::IdempotencyLayer;
 pub use lookup::LOOKUP_PREFIX;
 pub use origin::{InvalidTraceContext, RequestOrigin, SpanId, TRACEPARENT, TraceContext, X_REQUEST_ID};

@@ -60,7 +60,7 @@ impl<S> IdempotencyService<S> {
 }
 
 /// What the head of a request on a guarded route says.
-enum Admission {
+pub(crate) enum Admission {
     /// Guarded: whose key, and which; with a share of the budget.
     Guarded(Scope, Key, Permit),
     /// No key, and none needed.
@@ -145,7 +145,7 @@ impl<S> IdempotencyService<S> {
     }
 }
 
-fn admit<B: Body>(
+pub(crate) fn admit<B: Body>(
     settings: &Settings,
     parts: &Parts,
     body: &B,
@@ -224,7 +224,7 @@ where
     work.await.unwrap_or_else(|| answer::refuse(answer::outcome_unknown(shared.idem.policy()), settings))
 }
 
-async fn read_body<B>(settings: &Settings, body: B, permit: &mut Permit) -> Result<Whole, Problem>
+pub(crate) async fn read_body<B>(settings: &Settings, body: B, permit: &mut Permit) -> Result<Whole, Problem>
 where
     B: Body<Data = Bytes>,
     B::Error: Into<BoxError>,

@@ -1,6 +1,9 @@
-#![cfg_attr(all(feature = "sqlite", feature = "axum"), doc = include_str!("../../../README.md"))]
 #![cfg_attr(
-    not(all(feature = "sqlite", feature = "axum")),
+    all(feature = "sqlite", feature = "postgres", feature = "axum"),
+    doc = include_str!("../../../README.md")
+)]
+#![cfg_attr(
+    not(all(feature = "sqlite", feature = "postgres", feature = "axum")),
     doc = "Send it twice, it happens only once: idempotency keys for Rust programs."
 )]
 //!
@@ -10,6 +13,7 @@
 //! | `sqlite` (default) | `SqliteStore`, and all of its crate as `sqlite` |
 //! | `mysql` | `MysqlStore`, and all of its crate as `mysql` |
 //! | `postgres` | `PostgresStore`, and all of its crate as `postgres` |
+//! | `sqlx` | `postgres`, and its transactional mode on connections of sqlx |
 //! | `redis` | `RedisStore`, and all of its crate as `redis` |
 //! | `http` (default) | `IdempotencyLayer` and `testing`, and all of their crate as `http` |
 //! | `axum` | the layer sees the whole path inside nested axum routers |
@@ -33,3 +37,7 @@ pub use onlyonce_store_sqlite::{self as sqlite, SqliteStore};
 
 #[cfg(feature = "postgres")]
 pub use onlyonce_store_postgres::{self as postgres, PostgresStore};
+
+#[cfg(all(doctest, feature = "axum", feature = "postgres"))]
+#[doc = include_str!("../../../docs/transactions.md")]
+struct Transactions;

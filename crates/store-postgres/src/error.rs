@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onlyonce_core::{StoreError, StoreErrorKind};
-use tokio_postgres::error::{DbError, SqlState};
+use tokio_postgres::error::SqlState;
 
 /// What went wrong inside the store, before it is known which operations it hits.
 #[derive(Clone, Debug)]
@@ -140,7 +140,7 @@ impl onlyonce_batch::Fault for Fault {
 impl From<tokio_postgres::Error> for Fault {
     fn from(error: tokio_postgres::Error) -> Self {
         match error.as_db_error() {
-            Some(said) => Self::from_server(said),
+            Some(said) => Self::from_server(said.code(), said.message()),
             None if error.is_closed() || is_io(&error) => Self {
                 may_have_applied: true,
                 breaks_connection: true,
@@ -157,10 +157,29 @@ impl From<tokio_postgres::Error> for Fault {
     }
 }
 
+#[cfg(feature = "sqlx")]
+impl From<sqlx::Error> for Fault {
+    fn from(error: sqlx::Error) -> Self {
+        use sqlx::Error::*;
+        match &error {
+            Database(said) => {
+                let code = SqlState::from_code(&said.code().unwrap_or_default());
+                Self::from_server(&code, said.message())
+            }
+            Io(_) | Tls(_) | Protocol(_) | PoolClosed | WorkerCrashed => Self {
+                may_have_applied: true,
+                breaks_connection: true,
+                ..Self::new(StoreErrorKind::Unavailable, "the connection to PostgreSQL broke")
+                    .with_source(error)
+            },
+            _ => Self { splits: true, ..Self::internal("PostgreSQL was not understood").with_source(error) },
+        }
+    }
+}
+
 impl Fault {
-    fn from_server(said: &DbError) -> Self {
+    fn from_server(code: &SqlState, message: &str) -> Self {
         use StoreErrorKind::*;
-        let code = said.code();
         let fault = match code.code() {
             "40001" | "40P01" => {
                 Self { splits: true, ..Self::new(Conflict, "another transaction went first") }
@@ -191,14 +210,14 @@ impl Fault {
                      `prepare=off` to the URL",
                 )
             },
-            "42501" => Self::new(Unfit, format!("{}; grant this user what it needs", said.message())),
+            "42501" => Self::new(Unfit, format!("{}; grant this user what it needs", message)),
             "42P01" | "42703" | "3F000" => {
-                Self::new(Unfit, format!("{}; its tables were changed while it ran", said.message()))
+                Self::new(Unfit, format!("{}; its tables were changed while it ran", message))
             }
             "25P01" | "25P02" | "3B001" => {
                 Self::new(Internal, "the transaction is over: a statement in it failed before, or ended it")
             }
-            "3D000" => Self::new(Unfit, format!("{}; create it first", said.message())),
+            "3D000" => Self::new(Unfit, format!("{}; create it first", message)),
             text if text.starts_with("28") => {
                 Self::new(Unfit, "the server refused the user or the password of the URL")
             }
@@ -213,7 +232,7 @@ impl Fault {
             }
             _ => Self::new(Internal, "PostgreSQL refused the statement"),
         };
-        let said = ServerSaid { code: code.clone(), message: said.message().into() };
+        let said = ServerSaid { code: code.clone(), message: message.into() };
         Self { source: Some(Arc::new(Cause::Server(said))), ..fault }
     }
 }
@@ -224,6 +243,12 @@ pub(crate) fn is_conflict(error: &(dyn StdError + 'static)) -> bool {
     while let Some(error) = next {
         let code = error.downcast_ref::<tokio_postgres::Error>().and_then(tokio_postgres::Error::code);
         if code.is_some_and(|code| matches!(code.code(), "40001" | "40P01")) {
+            return true;
+        }
+        #[cfg(feature = "sqlx")]
+        if let Some(sqlx::Error::Database(said)) = error.downcast_ref()
+            && said.code().is_some_and(|code| matches!(&*code, "40001" | "40P01"))
+        {
             return true;
         }
         next = error.source();

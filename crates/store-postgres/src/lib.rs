@@ -32,6 +32,10 @@
 //! and `idempotency_meta`. They are created at the first start, by any number of instances at once, in the schema that
 //! `search_path` or [`schema=`](Options::new) names. A table that would not keep keys byte for byte is refused.
 //!
+//! # One transaction with business rows
+//! [`PostgresStore::once`] and [`PostgresStore::claim_in`] put a claim, the caller's own writes and the reply into one
+//! transaction of the caller's own connection; with the feature `sqlx` on one of sqlx too.
+//!
 //! # Poolers
 //! Behind PgBouncer and its kin in transaction mode add `prepare=off` to the URL: then nothing is kept on a connection
 //! between transactions.
@@ -50,12 +54,15 @@ mod purge;
 mod row;
 mod schema;
 mod session;
+#[cfg(feature = "sqlx")]
+mod sqlx;
 mod statements;
 mod store;
 mod tls;
 mod transaction;
 mod turns;
 
+pub use deadpool_postgres;
 pub use onlyonce_core::{OnceOutcome, Pending, TxFailure, TxOptions};
 pub use open::{InvalidUrl, Options};
 pub use store::{Counters, PostgresStore};

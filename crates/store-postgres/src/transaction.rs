@@ -40,7 +40,7 @@ pub struct TransactionClaim {
 }
 
 /// How often a transaction that others went before is run.
-const TRIES: u32 = 10;
+pub(crate) const TRIES: u32 = 10;
 
 impl PostgresStore {
     /// Claims `operation` inside a transaction of the caller's own connection to the store's database.
@@ -76,6 +76,9 @@ impl PostgresStore {
     ///
     /// `work` gets the open transaction and must not end it. When another transaction went first (a serialization
     /// failure, a deadlock), everything is rolled back and `work` runs again, a few times.
+    ///
+    /// Where the future must be [`Send`] (a handler of axum, a task of its own) let `work` own what it uses, as an `async
+    /// move` closure: of one that borrows the compiler cannot tell.
     ///
     /// # Errors
     /// [`StoreError`]; unless `may_have_applied()`, nothing happened. When it may have: ask again with the same

@@ -4,7 +4,9 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod crash;
 mod isolation;
+mod on_sqlx;
 mod outcomes;
 mod waiting;
 
