@@ -16,7 +16,9 @@ use http::{HeaderValue, StatusCode};
 use onlyonce_core::{MemoryStore, Store};
 use onlyonce_engine::Idempotency;
 use onlyonce_http::IdempotencyLayer;
+use onlyonce_store_redis::RedisStore;
 use onlyonce_store_sqlite::SqliteStore;
+use testkit::Redis;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
@@ -38,26 +40,37 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
     let request = Request::new("POST");
     let sqlite = runtime.block_on(SqliteStore::open(folder.path().join("layer.db")))?;
 
+    let redis_server = crate::redis::start(&runtime, Redis::options());
+    let redis = runtime.block_on(RedisStore::open(&redis_server.url()))?;
+
     let bare_server = serve(&runtime, app())?;
     let memory_server = serve(&runtime, guarded(MemoryStore::new().records_max(usize::MAX)))?;
     let sqlite_server = serve(&runtime, guarded(sqlite))?;
+    let redis_layer = serve(&runtime, guarded(redis))?;
     load::fill(memory_server, &request, REPLAYED_KEYS, "idempotency-replayed: true")?;
 
     let subject = |name, server: SocketAddr, keys| {
         let (request, keys) = (request.clone(), Arc::new(keys));
         Subject::new(name, move |time| load::run(server, &request, &keys, time))
     };
-    let [bare, replay, memory, sqlite] =
-        ["axum, bare", "layer, replay", "layer, new key, memory", "layer, new key, sqlite"];
+    let [bare, replay, memory, redis, sqlite] = [
+        "axum, bare",
+        "layer, replay",
+        "layer, new key, memory",
+        "layer, new key, redis",
+        "layer, new key, sqlite",
+    ];
     let subjects = vec![
         subject(bare, bare_server, Keys::unique()),
         subject(replay, memory_server, Keys::cycle(REPLAYED_KEYS)),
         subject(memory, memory_server, Keys::unique()),
+        subject(redis, redis_layer, Keys::unique()),
         subject(sqlite, sqlite_server, Keys::unique()),
     ];
     let comparisons = [
         Comparison::new(replay, bare, Target::Rate(0.95, 1.0)),
         Comparison::new(memory, bare, Target::Rate(0.75, 0.85)),
+        Comparison::new(redis, bare, Target::Rate(0.5, 0.6)),
         Comparison::new(sqlite, bare, Target::Rate(0.4, 0.5)),
     ];
     series(plan, report, "layer", subjects, &comparisons)

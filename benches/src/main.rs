@@ -17,6 +17,7 @@ mod keys;
 mod layer;
 mod load;
 mod measure;
+mod redis;
 mod report;
 mod runtime;
 mod store;
@@ -50,6 +51,8 @@ enum What {
         #[arg(long, default_value_t = 1_000_000)]
         rows: u64,
     },
+    /// The Redis store against redis-benchmark.
+    Redis,
     /// An axum handler, bare and behind the layer.
     Layer,
     /// `onlyonce serve` against nginx and against itself.
@@ -121,11 +124,13 @@ fn main() -> Result<()> {
     match what {
         What::Store => store::run(&plan, &mut report)?,
         What::Growth { rows } => store::growth(&plan, rows, &mut report)?,
+        What::Redis => redis::run(&plan, &mut report)?,
         What::Layer => layer::run(&plan, &mut report)?,
         What::Gateway(programs) => gateway::run(&plan, &programs, &mut report)?,
         What::Inbox(inbox) => inbox::run(&plan, &inbox, &mut report)?,
         What::All(All { programs, inbox }) => {
             store::run(&plan, &mut report)?;
+            redis::run(&plan, &mut report)?;
             layer::run(&plan, &mut report)?;
             gateway::run(&plan, &programs, &mut report)?;
             inbox::run(&plan, &inbox, &mut report)?;

@@ -142,7 +142,7 @@ fn empty_folder(folder: &TempDir) -> Result<PathBuf> {
     Ok(folder)
 }
 
-fn callers_of<'a>(
+pub(crate) fn callers_of<'a>(
     runtime: &'a Runtime,
     name: &str,
     callers: usize,
