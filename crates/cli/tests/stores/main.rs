@@ -12,6 +12,7 @@ mod shared;
 mod unreachable;
 
 use places::Place;
+use testkit::{Redis, RedisCluster};
 
 /// Writes a test for each line on each store of the list.
 macro_rules! on_each {
@@ -31,7 +32,7 @@ macro_rules! on_each {
 /// On every store.
 mod everywhere {
     on_each! {
-        stores sqlite memory postgres mysql;
+        stores sqlite memory postgres mysql redis;
         lines requests [
             h1_post_and_patch_are_guarded_and_nothing_else
             h2_a_key_is_the_same_quoted_and_bare
@@ -59,7 +60,7 @@ mod everywhere {
 /// On stores that several processes share, and that outlive each of them.
 mod across_processes {
     on_each! {
-        stores sqlite postgres mysql;
+        stores sqlite postgres mysql redis;
         lines shared [
             h8_a_copy_in_another_process_waits_for_the_answer
             h10_an_answer_that_was_seen_outlives_kill_9
@@ -75,7 +76,7 @@ mod across_processes {
 /// On stores behind a network.
 mod behind_a_network {
     on_each! {
-        stores postgres mysql;
+        stores postgres mysql redis;
         lines unreachable [
             h20_without_its_store_nothing_runs_and_afterwards_it_does
             h20_a_claim_whose_answer_was_lost_runs_once
@@ -84,4 +85,34 @@ mod behind_a_network {
             an_owner_that_was_cut_off_longer_than_its_lease_is_not_taken_over
         ]
     }
+}
+
+/// Writes a test for each list of lines, which are tried in turn: a cluster of six processes takes seconds to come about.
+macro_rules! on_a_cluster {
+    ($($name:ident: $($file:ident $line:ident)*;)*) => {
+        $(
+            #[tokio::test(flavor = "multi_thread")]
+            async fn $name() {
+                let cluster = RedisCluster::start(&Redis::options().durable()).await;
+                $( Box::pin($file::$line(Place::cluster(&cluster).await)).await; )*
+            }
+        )*
+    };
+}
+
+on_a_cluster! {
+    a_cluster_answers_as_other_stores_do:
+        requests h2_a_key_is_the_same_quoted_and_bare
+        requests h5_keys_of_two_callers_never_meet
+        requests h7_another_request_is_refused_and_changes_nothing
+        requests h8_a_copy_in_flight_is_told_to_wait_or_waits
+        requests h11_the_end_of_the_call_decides
+        requests h16_a_replay_is_the_first_answer_byte_for_byte
+        requests fifty_copies_run_once;
+    a_cluster_is_shared_and_outlives_its_gateways:
+        shared h8_a_copy_in_another_process_waits_for_the_answer
+        shared h10_an_answer_that_was_seen_outlives_kill_9
+        shared h22_a_stale_owner_is_fenced_and_answers_with_the_record
+        shared h25_held_after_kill_9_until_an_operator_resolves_it
+        shared an_operator_frees_a_key;
 }

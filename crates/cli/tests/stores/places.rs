@@ -4,7 +4,7 @@ use std::any::Any;
 use std::path::Path;
 
 use tempfile::TempDir;
-use testkit::{FaultProxy, Mariadb, Postgres, Upstream};
+use testkit::{FaultProxy, Mariadb, Postgres, Redis, RedisCluster, Upstream};
 
 use crate::common::{Gateway, run};
 
@@ -50,6 +50,19 @@ impl Place {
         let network = FaultProxy::start(server.addr()).await;
         let url = format!("mysql://root@{}/{database}", network.addr());
         Self::behind(network, url, server)
+    }
+
+    pub(crate) async fn redis() -> Self {
+        let server = Redis::options().durable().start().await;
+        let network = FaultProxy::start(server.addr()).await;
+        let url = format!("redis://{}", network.addr());
+        Self::behind(network, url, server)
+    }
+
+    /// On a cluster that other lines use too, one after another: it is emptied first.
+    pub(crate) async fn cluster(cluster: &RedisCluster) -> Self {
+        cluster.flush().await;
+        Self::at(|_| cluster.url())
     }
 
     /// The network between the gateways and the store.
