@@ -50,6 +50,19 @@ async fn any_node_of_the_url_leads_to_all_of_them() {
     assert_eq!(counts.iter().sum::<usize>(), 60);
     assert_eq!(store.list(&ListQuery::default()).await.unwrap().records.len(), 60);
     assert_eq!(store.stats().await.unwrap().in_progress, 60);
+
+    // A user with the rights of the documentation is enough, replicas that confirm included.
+    let rules = ["acl", "setuser", "onlyonce"].map(str::to_owned).into_iter().chain(documented_rights());
+    let rules: Vec<_> = rules.collect();
+    for node in cluster.nodes() {
+        assert_eq!(node.cli_with(rules.clone()).await, "OK");
+    }
+    let url = format!("redis+cluster://onlyonce:secret@{}?min_replicas=1", cluster.node(0).addr());
+    let store = patient(&url).replica_timeout(Duration::from_secs(20)).open().await.unwrap();
+    for n in 0..10 {
+        acquire(&store, &scoped("", &format!("rights {n}")), 1).await;
+        finish(&store, &scoped("", &format!("rights {n}")), 1, Reply::ok("done")).await;
+    }
 }
 
 #[tokio::test]

@@ -109,10 +109,10 @@ async fn a_policy_that_changes_later_is_seen_at_a_reconnect_and_at_a_purge() {
 
 #[tokio::test]
 async fn a_user_with_the_rights_of_the_documentation_is_enough() {
-    const RIGHTS: &str = "user app on >pw ~idem* resetchannels -@all +hello +auth +ping +set +get +del +pttl +time \
-                          +pexpireat +pexpiretime +evalsha +script|load +info +scan +getrange +strlen +lpush +ltrim +lrange";
-    let server = Redis::options().durable().setting(RIGHTS).start().await;
-    let url = format!("redis://app:pw@{}", server.addr());
+    let server = Redis::options().durable().start().await;
+    let rules = ["acl", "setuser", "onlyonce"].map(str::to_owned).into_iter().chain(documented_rights());
+    assert_eq!(server.cli_with(rules.collect()).await, "OK");
+    let url = format!("redis://onlyonce:secret@{}", server.addr());
     let store = patient(&url).open().await.unwrap();
     let op = operation("k");
     acquire(&store, &op, 1).await;
@@ -123,6 +123,11 @@ async fn a_user_with_the_rights_of_the_documentation_is_enough() {
     store.free(op.id(), &by).await.unwrap();
     assert_eq!(store.audit(None, 10).await.unwrap().len(), 1);
     assert_eq!(store.stats().await.unwrap().freed, 1);
+    assert_eq!(store.list(&ListQuery::default()).await.unwrap().records.len(), 1);
+    store.purge(&PurgeRequest::default()).await.unwrap();
+    assert_eq!(store.capabilities().hazard, None);
+    assert_eq!(server.cli(["acl", "setuser", "onlyonce", "-config|get"]).await, "OK");
+    let store = patient(&url).open().await.unwrap();
     assert!(store.capabilities().hazard.unwrap().contains("does not say whether it syncs"));
 }
 

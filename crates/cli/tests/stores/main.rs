@@ -87,32 +87,37 @@ mod behind_a_network {
     }
 }
 
-/// Writes a test for each list of lines, which are tried in turn: a cluster of six processes takes seconds to come about.
-macro_rules! on_a_cluster {
-    ($($name:ident: $($file:ident $line:ident)*;)*) => {
-        $(
-            #[tokio::test(flavor = "multi_thread")]
-            async fn $name() {
-                let cluster = RedisCluster::start(&Redis::options().durable()).await;
-                $( Box::pin($file::$line(Place::cluster(&cluster).await)).await; )*
-            }
-        )*
+/// Tries lines in turn, each on an emptied cluster: six processes take seconds to come about.
+macro_rules! in_turn {
+    ($cluster:ident: $($file:ident $line:ident)*) => {
+        $( Box::pin($file::$line(Place::cluster(&$cluster).await)).await; )*
     };
 }
 
-on_a_cluster! {
-    a_cluster_answers_as_other_stores_do:
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_answers_as_other_stores_do() {
+    let cluster = RedisCluster::start(&Redis::options().durable()).await;
+    in_turn! {
+        cluster:
         requests h2_a_key_is_the_same_quoted_and_bare
         requests h5_keys_of_two_callers_never_meet
         requests h7_another_request_is_refused_and_changes_nothing
         requests h8_a_copy_in_flight_is_told_to_wait_or_waits
         requests h11_the_end_of_the_call_decides
         requests h16_a_replay_is_the_first_answer_byte_for_byte
-        requests fifty_copies_run_once;
-    a_cluster_is_shared_and_outlives_its_gateways:
+        requests fifty_copies_run_once
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_is_shared_and_outlives_its_gateways() {
+    let cluster = RedisCluster::start(&Redis::options().durable()).await;
+    in_turn! {
+        cluster:
         shared h8_a_copy_in_another_process_waits_for_the_answer
         shared h10_an_answer_that_was_seen_outlives_kill_9
         shared h22_a_stale_owner_is_fenced_and_answers_with_the_record
         shared h25_held_after_kill_9_until_an_operator_resolves_it
-        shared an_operator_frees_a_key;
+        shared an_operator_frees_a_key
+    }
 }

@@ -31,6 +31,14 @@ pub fn token(n: u8) -> LeaseToken {
     LeaseToken::from_bytes([n; 16])
 }
 
+/// The rules of `docs/stores.md` for a user that has no other rights, as arguments of `ACL SETUSER`.
+pub fn documented_rights() -> Vec<String> {
+    let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/stores.md");
+    let page = std::fs::read_to_string(page).expect("the page is there");
+    let rules = page.split_once("ACL SETUSER onlyonce ").expect("the rules are there").1;
+    rules.split_once("```").expect("the rules end").0.split_whitespace().map(str::to_owned).collect()
+}
+
 /// A claim for a minute that may take over and be taken over.
 pub fn request(n: u8) -> ClaimRequest {
     ClaimRequest {
