@@ -82,7 +82,7 @@ pub async fn check(
         observer(Event::Ended(&result));
         results.push(result);
         if let Some(why) = run.unreachable.take() {
-            return Err(CheckError::Unreachable { url: options.url.to_string(), reason: why.to_string() });
+            return Err(unreachable(&options.url, &why));
         }
     }
     Ok(Report::new(options, results, lab.budget().sent(), lab.budget().elapsed(), run.exhausted.is_some()))
@@ -112,9 +112,27 @@ fn probe(options: &Options, wire: &Wire, budget: &Arc<Budget>) -> Result<Option<
 }
 
 async fn reach(wire: &Wire, target: &Target) -> Result<(), CheckError> {
-    wire.reach()
-        .await
-        .map_err(|why| CheckError::Unreachable { url: target.to_string(), reason: why.to_string() })
+    wire.reach().await.map_err(|why| unreachable(target, &why))
+}
+
+/// With the advice that fits what is seen most when a URL is new.
+fn unreachable(target: &Target, why: &NoAnswer) -> CheckError {
+    let mut reason = why.to_string();
+    let advice = match (target.endpoint.https, why) {
+        (false, NoAnswer::Closed(_)) => "; does that port speak TLS? Then the URL begins with https://",
+        (true, NoAnswer::Connect(_)) if reason.contains("InvalidContentType") => {
+            "; that port does not speak TLS: the URL begins with http://"
+        }
+        (true, NoAnswer::Connect(_)) if reason.contains("CaUsedAsEndEntity") => {
+            "; its certificate is an authority's own (CA:TRUE): have the authority sign one for the server"
+        }
+        (true, NoAnswer::Connect(_)) if reason.contains("invalid peer certificate") => {
+            "; the roots of the file that SSL_CERT_FILE names are trusted, or else those of the system"
+        }
+        _ => "",
+    };
+    reason.push_str(advice);
+    CheckError::Unreachable { url: target.to_string(), reason }
 }
 
 async fn first_reading(probe: &Probe, options: &Options) -> Result<(), CheckError> {

@@ -147,21 +147,25 @@ fn by_reason<'a>(
             many if many > IDS_MAX && !details => format!("{many} scenarios"),
             _ => ids.join(" "),
         };
-        wrap(out, "  ", &format!("{reason}: {which}"));
+        hang(out, "  ", "      ", &format!("{reason}: {which}"));
     }
     out.push('\n');
 }
 
 /// Breaks a text between words; the lines after the first are set in like it.
 fn wrap(out: &mut String, indent: &str, text: &str) {
-    let hanging = " ".repeat(indent.chars().count());
+    hang(out, indent, &" ".repeat(indent.chars().count()), text);
+}
+
+/// The same, with another indent for the lines after the first.
+fn hang(out: &mut String, indent: &str, hanging: &str, text: &str) {
     let mut line = indent.to_owned();
     let mut is_empty = true;
     for word in text.split_whitespace() {
         if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
             out.push_str(&line);
             out.push('\n');
-            line.clone_from(&hanging);
+            hanging.clone_into(&mut line);
             is_empty = true;
         }
         if !is_empty {

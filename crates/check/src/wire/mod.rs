@@ -48,7 +48,7 @@ pub(crate) enum NoAnswer {
     Connect(#[source] Arc<io::Error>),
     #[error("no answer within {0:?}")]
     Timeout(Duration),
-    #[error("the connection ended without an answer: {0}")]
+    #[error("the connection ended without an answer: {}", with_sources(&**.0))]
     Closed(#[source] Arc<dyn std::error::Error + Send + Sync>),
     #[error("the answer {status} broke off after {received} bytes of its body")]
     Short { status: u16, received: usize },
@@ -292,6 +292,14 @@ async fn collect(response: http::Response<Incoming>, started: Instant) -> Result
     let done = clock::now();
     let took = done.saturating_duration_since(started);
     Ok(Answer { status, headers: head.headers, body: whole.freeze(), took, done })
+}
+
+/// What hyper says is no more than "connection error"; what it was is behind that.
+fn with_sources(error: &(dyn std::error::Error + 'static)) -> String {
+    let sources = std::iter::successors(Some(error), |error| error.source());
+    let mut texts: Vec<String> = sources.map(ToString::to_string).collect();
+    texts.dedup();
+    texts.join(": ")
 }
 
 fn closed(error: impl std::error::Error + Send + Sync + 'static) -> NoAnswer {

@@ -50,10 +50,11 @@ fn announce(options: &Options) -> Result<(), Failure> {
     writeln!(err, "{} {}, profile {}", options.method, options.url, options.profile)?;
     writeln!(
         err,
-        "{} scenarios: about {} requests, of which about {} really run the operation; to {} alone\n",
+        "{} scenarios: about {} requests, of which about {} really run the operation{}; to {} alone\n",
         plan.scenarios.len(),
         plan.requests,
         plan.operations,
+        if options.effect.is_some() { ", and the effect is read in between" } else { "" },
         plan.hosts.join(" and "),
     )?;
     Ok(())
