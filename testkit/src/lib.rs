@@ -11,6 +11,7 @@
 //! | [`postgres`] | [`Postgres`], [`PgBouncer`] |
 //! | [`redis`] | [`Redis`], [`RedisCluster`], [`RedisSentinels`], [`ToldClock`] |
 //! | [`mariadb`] | [`Mariadb`] |
+//! | [`tls`] | [`TlsFront`]: TLS in front of a server without it |
 //! | [`authority`] | [`Authority`]: signs certificates for servers that speak TLS |
 //! | [`nginx`] | [`Nginx`] |
 //!
@@ -27,6 +28,7 @@ pub mod process;
 pub mod raw;
 pub mod redis;
 pub mod service;
+pub mod tls;
 pub mod upstream;
 
 use std::future::Future;
@@ -42,6 +44,7 @@ pub use postgres::{PgBouncer, PoolMode, Postgres};
 pub use process::Process;
 pub use raw::{RawConnection, RawUpstream, send_raw};
 pub use redis::{Redis, RedisCluster, RedisOptions, RedisSentinels, ToldClock, ToldCluster};
+pub use tls::TlsFront;
 pub use upstream::{Answer, Seen, Upstream};
 
 /// How long any wait may take before the test fails.

@@ -104,7 +104,7 @@ pub(crate) fn request(
     if let Some(attempt) = attempt {
         head.headers.insert(IDEMPOTENCY_ATTEMPT, HeaderValue::from(attempt));
     }
-    let h2c = options.upstream.is_h2c();
+    let h2c = options.upstream.is_http2();
     if trailers {
         head.headers.insert(TE, HeaderValue::from_static("trailers"));
         if !h2c {
@@ -243,12 +243,12 @@ fn target(head: &mut request::Parts, host: Option<HeaderValue>, options: &Gatewa
         HeaderValue::from_str(options.upstream.authority().as_str()).expect("an authority is a header value")
     };
     let host = if options.rewrite_host { own() } else { host.unwrap_or_else(own) };
-    if options.upstream.is_h2c() {
+    if options.upstream.is_http2() {
         head.headers.remove(HOST);
         let authority =
             Authority::try_from(host.as_bytes()).unwrap_or_else(|_| options.upstream.authority().clone());
         let mut uri = std::mem::take(&mut head.uri).into_parts();
-        uri.scheme = Some(Scheme::HTTP);
+        uri.scheme = Some(if options.upstream.is_tls() { Scheme::HTTPS } else { Scheme::HTTP });
         uri.authority = Some(authority);
         uri.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/"));
         head.uri = Uri::from_parts(uri).expect("scheme, authority and path make a URI");

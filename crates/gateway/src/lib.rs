@@ -7,6 +7,7 @@
 //! | [`routes`] | [`Routes`]: which requests are guarded, and why |
 //! | [`server`] | [`serve`]: listener, connections, graceful shutdown |
 //! | [`proxy`] | [`ProxyService`]: forwards one request to the upstream, and tells the layer when it failed |
+//! | [`tls`] | [`UpstreamTls`]: whom an upstream with TLS is trusted by |
 //! | [`trust`] | [`TrustedProxies`]: whose word is taken for where a request came from |
 //! | [`admin`] | [`Admin`]: the operator's listener, health and metrics |
 //! | [`counters`] | [`Counters`]: what happened |
@@ -40,6 +41,7 @@ pub mod proxy;
 pub mod routes;
 pub mod run;
 pub mod server;
+pub mod tls;
 pub mod trust;
 
 mod admission;
@@ -48,6 +50,7 @@ mod forward;
 mod pool;
 mod problem;
 mod socket;
+mod stream;
 mod tunnel;
 mod upstream;
 
@@ -59,4 +62,5 @@ pub use proxy::ProxyService;
 pub use routes::{InvalidRoute, RoutePattern, Routes};
 pub use run::{engine, run};
 pub use server::{Drained, Peer, serve};
+pub use tls::{InvalidTls, UpstreamTls};
 pub use trust::{InvalidNetwork, TrustedProxies, TrustedProxy};

@@ -11,6 +11,7 @@ use onlyonce_http::DocsUrl;
 use onlyonce_http::headers::IDEMPOTENCY_KEY;
 
 use crate::counters::Counters;
+use crate::tls::UpstreamTls;
 use crate::trust::TrustedProxies;
 
 /// What the gateway may be told. [`GatewayOptions::new`] gives the defaults named here.
@@ -20,7 +21,9 @@ pub struct GatewayOptions {
     pub listen: SocketAddr,
     /// Where everything is forwarded to.
     pub upstream: UpstreamUrl,
-    /// How long a connection to the upstream may take to come up. 5 s.
+    /// Whom an upstream with TLS is trusted by. The authorities of the system.
+    pub upstream_tls: UpstreamTls,
+    /// How long a connection to the upstream may take to come up, TLS included. 5 s.
     pub connect_timeout: Duration,
     /// How long the upstream may take until its response head, counted from the last piece of request body that moved.
     /// Then 504 `upstream-timeout`. 60 s. The response body is not timed: a stream may be silent for hours.
@@ -74,6 +77,7 @@ impl GatewayOptions {
         Self {
             listen,
             upstream,
+            upstream_tls: UpstreamTls::default(),
             connect_timeout: Duration::from_secs(5),
             upstream_timeout: Duration::from_secs(60),
             pool_idle_guarded: Duration::from_millis(500),
@@ -106,17 +110,24 @@ impl GatewayOptions {
     }
 }
 
-/// The upstream: `http://HOST[:PORT]`, or `h2c://HOST[:PORT]` for HTTP/2 with prior knowledge.
+/// The upstream: `http://HOST[:PORT]`, `https://` with TLS, `h2c://` for HTTP/2 with prior knowledge, `h2://` for HTTP/2 in
+/// TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpstreamUrl {
-    h2c: bool,
+    tls: bool,
+    http2: bool,
     authority: Authority,
 }
 
 impl UpstreamUrl {
-    /// Whether it speaks HTTP/2 with prior knowledge.
-    pub fn is_h2c(&self) -> bool {
-        self.h2c
+    /// Whether it speaks HTTP/2.
+    pub fn is_http2(&self) -> bool {
+        self.http2
+    }
+
+    /// Whether it is reached by TLS.
+    pub fn is_tls(&self) -> bool {
+        self.tls
     }
 
     /// Host and port as given.
@@ -129,15 +140,21 @@ impl UpstreamUrl {
         self.authority.host().trim_start_matches('[').trim_end_matches(']')
     }
 
-    /// The port, 80 unless given.
+    /// The port; unless given 80, and 443 with TLS.
     pub(crate) fn port(&self) -> u16 {
-        self.authority.port_u16().unwrap_or(80)
+        self.authority.port_u16().unwrap_or(if self.tls { 443 } else { 80 })
     }
 }
 
 impl fmt::Display for UpstreamUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}", if self.h2c { "h2c" } else { "http" }, self.authority)
+        let scheme = match (self.tls, self.http2) {
+            (false, false) => "http",
+            (true, false) => "https",
+            (false, true) => "h2c",
+            (true, true) => "h2",
+        };
+        write!(f, "{scheme}://{}", self.authority)
     }
 }
 
@@ -155,11 +172,12 @@ impl FromStr for UpstreamUrl {
     fn from_str(given: &str) -> Result<Self, InvalidUpstream> {
         let refuse = |reason| InvalidUpstream { given: given.to_owned(), reason };
         let (scheme, rest) = given.split_once("://").ok_or_else(|| refuse("give http://HOST:PORT"))?;
-        let h2c = match scheme {
-            "http" => false,
-            "h2c" => true,
-            "https" => return Err(refuse("https is not supported yet; give http://HOST:PORT")),
-            _ => return Err(refuse("the scheme must be http or h2c")),
+        let (tls, http2) = match scheme {
+            "http" => (false, false),
+            "https" => (true, false),
+            "h2c" => (false, true),
+            "h2" => (true, true),
+            _ => return Err(refuse("the scheme must be http, https, h2c or h2")),
         };
         let rest = rest.strip_suffix('/').unwrap_or(rest);
         if rest.contains(['/', '?', '#']) {
@@ -174,7 +192,7 @@ impl FromStr for UpstreamUrl {
         if host.is_empty() || !(port_text.is_empty() || authority.port_u16().is_some_and(|port| port > 0)) {
             return Err(refuse("not a host and port"));
         }
-        Ok(Self { h2c, authority })
+        Ok(Self { tls, http2, authority })
     }
 }
 
@@ -184,18 +202,22 @@ mod tests {
 
     #[test]
     fn upstreams_are_parsed_or_refused_with_the_reason() {
-        for (given, host, port, h2c) in [
+        for (given, host, port, http2) in [
             ("http://127.0.0.1:3000", "127.0.0.1", 3000, false),
             ("http://api.internal/", "api.internal", 80, false),
+            ("https://api.internal", "api.internal", 443, false),
+            ("https://api.internal:8443", "api.internal", 8443, false),
+            ("h2://api.internal", "api.internal", 443, true),
             ("h2c://[::1]:50051", "::1", 50051, true),
         ] {
             let url: UpstreamUrl = given.parse().unwrap();
-            assert_eq!((url.host(), url.port(), url.is_h2c()), (host, port, h2c));
+            assert_eq!((url.host(), url.port(), url.is_http2()), (host, port, http2));
+            assert_eq!(url.is_tls(), given.starts_with("https") || given.starts_with("h2:"));
             assert_eq!(url.to_string(), given.trim_end_matches('/'));
         }
         for given in [
             "127.0.0.1:3000",
-            "https://x",
+            "https://",
             "ftp://x",
             "http://",
             "http://x/base",

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -15,10 +15,10 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use rustix::net::{RecvFlags, recv};
-use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::body::OutgoingBody;
+use crate::stream::UpstreamStream;
 
 /// The longest response head, and the most that is read ahead of a slow client, in bytes.
 const BUFFER_BYTES_MAX: usize = 64 * 1024;
@@ -26,7 +26,7 @@ const BUFFER_BYTES_MAX: usize = 64 * 1024;
 /// A connection that is driven by whoever holds it.
 pub(crate) struct Idle<B: Body + 'static> {
     pub(crate) sender: http1::SendRequest<OutgoingBody<B>>,
-    connection: http1::Connection<TokioIo<TcpStream>, OutgoingBody<B>>,
+    connection: http1::Connection<TokioIo<UpstreamStream>, OutgoingBody<B>>,
     closed: bool,
     /// A second handle on the socket, for a look at it that does not wait for the runtime's poller.
     socket: OwnedFd,
@@ -38,8 +38,8 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    pub(crate) async fn new(stream: TcpStream) -> io::Result<Self> {
-        let socket = stream.as_fd().try_clone_to_owned()?;
+    pub(crate) async fn new(stream: UpstreamStream) -> io::Result<Self> {
+        let socket = stream.socket()?;
         let mut builder = http1::Builder::new();
         builder.max_buf_size(BUFFER_BYTES_MAX);
         // RFC 9112 §5: a gateway mends both on the way.

@@ -88,7 +88,7 @@ where
             return problem::closing(problem, self.options.docs_url.as_ref()).map(UpstreamBody::problem);
         }
         let websocket =
-            forward::wants_websocket(&head) && body.is_end_stream() && !self.options.upstream.is_h2c();
+            forward::wants_websocket(&head) && body.is_end_stream() && !self.options.upstream.is_http2();
         let peer = head.extensions.get::<Peer>().cloned();
         let owner = head.extensions.get::<Context>().cloned();
         let client = head.extensions.remove::<hyper::upgrade::OnUpgrade>();
@@ -97,7 +97,7 @@ where
         head.extensions.clear();
         let attempt = owner.as_ref().map(Context::attempt);
         forward::request(&mut head, peer.as_ref(), attempt, &self.options);
-        let h2c = self.options.upstream.is_h2c();
+        let h2c = self.options.upstream.is_http2();
         frame(&mut head, &body, h2c);
         if !h2c && !body.is_end_stream() && !has_defined_body(&head.method) {
             // A service that ignores such a body would read it as its next request (RFC 9110 §9.3.1): there is none.

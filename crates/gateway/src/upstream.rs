@@ -1,6 +1,7 @@
 //! Calls to the upstream: one connection each over HTTP/1.1, one shared over HTTP/2.
 
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ use tracing::warn;
 use crate::body::{OutgoingBody, Progress, UpstreamBody};
 use crate::options::{GatewayOptions, UpstreamUrl};
 use crate::pool::{Idle, Pool, exchange};
+use crate::stream::UpstreamStream;
+use crate::tls::{Connector, InvalidTls};
 
 /// A process that was paused sees its deadline before what came meanwhile: so long a socket is looked at once more.
 const LAST_LOOK: Duration = Duration::from_millis(50);
@@ -48,6 +51,7 @@ pub(crate) struct Early;
 #[derive(Debug)]
 pub(crate) struct Upstream<B: Body + 'static> {
     url: UpstreamUrl,
+    tls: Result<Option<Connector>, InvalidTls>,
     connect_timeout: Duration,
     answer_timeout: Duration,
     body_timeout: Duration,
@@ -64,6 +68,7 @@ where
     pub(crate) fn new(options: &GatewayOptions) -> Self {
         Self {
             url: options.upstream.clone(),
+            tls: options.upstream_tls.connector(&options.upstream),
             connect_timeout: options.connect_timeout,
             answer_timeout: options.upstream_timeout,
             body_timeout: options.body_timeout,
@@ -85,7 +90,7 @@ where
     ) -> Result<Response<UpstreamBody<B>>, Failure> {
         let progress = (!request.body().is_end_stream()).then(Progress::new);
         let request = request.map(|body| OutgoingBody::new(body, progress.clone()));
-        if self.url.is_h2c() {
+        if self.url.is_http2() {
             self.call_shared(request, owner, progress.as_deref()).await
         } else {
             self.call_owned(request, idle_for, owner, progress.as_deref()).await
@@ -181,16 +186,24 @@ where
         Ok(sender)
     }
 
-    async fn connect(&self) -> Result<TcpStream, Failure> {
-        let connecting = TcpStream::connect((self.url.host(), self.url.port()));
-        let stream = match tokio::time::timeout(self.connect_timeout, connecting).await {
-            Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => return Err(self.unreachable(&error)),
-            Err(elapsed) => return Err(self.unreachable(&elapsed)),
+    async fn connect(&self) -> Result<UpstreamStream, Failure> {
+        let tls = self.tls.as_ref().map_err(|error| self.unreachable(error))?;
+        let connecting = async {
+            let stream = TcpStream::connect((self.url.host(), self.url.port())).await?;
+            // Only a matter of speed.
+            let _ = stream.set_nodelay(true);
+            Ok(match tls {
+                None => UpstreamStream::Plain(stream),
+                Some(tls) => UpstreamStream::Tls(Box::new(tls.connect(stream).await?)),
+            })
         };
-        // Only a matter of speed.
-        let _ = stream.set_nodelay(true);
-        Ok(stream)
+        let connected: Result<io::Result<_>, _> =
+            tokio::time::timeout(self.connect_timeout, connecting).await;
+        match connected {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(error)) => Err(self.unreachable(&error)),
+            Err(elapsed) => Err(self.unreachable(&elapsed)),
+        }
     }
 
     /// Waits for the answer as long as the request body moves, and the timeout after that.

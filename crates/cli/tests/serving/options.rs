@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use testkit::{Answer, ClientResponse, Upstream, wait_until};
+use testkit::{Answer, Authority, ClientResponse, TlsFront, Upstream, wait_until};
 
 use crate::common::{Gateway, pay};
 use crate::{held, numbered};
@@ -206,6 +206,33 @@ async fn a_store_that_fails_while_it_runs_is_a_503_or_runs_unguarded_as_asked() 
 
 fn rename(from: &Path, to: &Path) {
     std::fs::rename(from, to).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upstream_with_tls_is_known_by_its_authority() {
+    let upstream = numbered(Duration::ZERO).await;
+    let authority = Authority::new();
+    let front = TlsFront::start(upstream.addr(), &authority.identity("IP:127.0.0.1"), None, true).await;
+    let folder = tempfile::tempdir().unwrap();
+    let ca = authority.path().display().to_string();
+    for scheme in ["https", "h2"] {
+        let gateway = Gateway::start(&front.url(scheme), folder.path(), &["--upstream-ca", &ca]).await;
+        let answer = pay(gateway.client(), scheme).await.unwrap();
+        assert_eq!(answer.status, 201, "{scheme}: {answer:?}");
+        assert!(gateway.process.stderr().contains(&format!("upstream  {}", front.url(scheme))));
+    }
+    std::fs::write(folder.path().join("empty"), "").unwrap();
+    let empty = folder.path().join("empty").display().to_string();
+    for (options, said) in [
+        (&["--upstream-ca", "/nowhere/ca.pem"][..], "/nowhere/ca.pem"),
+        (&["--upstream-ca", &empty], "there is no certificate in it"),
+        (&["--upstream-cert", &ca], "--upstream-key"),
+    ] {
+        let started = Gateway::start_on("127.0.0.1:0", &front.url("https"), folder.path(), options).await;
+        let text = started.err().expect("it is refused").to_string();
+        assert!(text.contains(said), "{options:?}: {text}");
+    }
+    assert_eq!(upstream.count(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,10 +1,12 @@
 //! Where requests come from and go to; browsers; the operator's own listener.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
-use onlyonce_gateway::{Admin, AdminToken, GatewayOptions, TrustedProxy, UpstreamUrl};
+use onlyonce_gateway::{
+    Admin, AdminToken, GatewayOptions, InvalidTls, TrustedProxy, UpstreamTls, UpstreamUrl,
+};
 use onlyonce_http::Cors;
 
 use crate::failure::Failure;
@@ -14,13 +16,22 @@ pub(crate) struct NetworkArgs {
     /// Where to listen
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080", value_parser = address)]
     pub(crate) listen: SocketAddr,
-    /// The API behind: http://HOST:PORT, or h2c://HOST:PORT for HTTP/2 with prior knowledge
+    /// The API behind: http://HOST:PORT, https:// with TLS, h2c:// for HTTP/2 with prior knowledge, h2:// for HTTP/2 in TLS
     #[arg(long, value_name = "URL", required_unless_present = "explain_route")]
     pub(crate) upstream: Option<UpstreamUrl>,
     /// A proxy in front, whose X-Forwarded-Proto, -Host and -For are kept: an address, a network such as 10.0.0.0/8,
     /// loopback or private; may be repeated. From anybody else they are set anew
     #[arg(long, value_name = "NETWORK")]
     trust_proxy: Vec<TrustedProxy>,
+    /// A file of certificate authorities (PEM) that the upstream's certificate must be from, instead of the system's
+    #[arg(long, value_name = "FILE")]
+    upstream_ca: Option<PathBuf>,
+    /// A file with a certificate (PEM, with its chain) to show to the upstream
+    #[arg(long, value_name = "FILE", requires = "upstream_key")]
+    upstream_cert: Option<PathBuf>,
+    /// The file with its private key (PEM)
+    #[arg(long, value_name = "FILE", requires = "upstream_cert")]
+    upstream_key: Option<PathBuf>,
     /// Send the upstream's own address as Host; by default the client's Host goes on
     #[arg(long)]
     rewrite_host: bool,
@@ -32,11 +43,46 @@ impl NetworkArgs {
         let Some(upstream) = self.upstream.clone() else {
             return Err(Failure::Usage("--upstream is missing".into()));
         };
+        let upstream_tls = self.tls()?;
+        upstream_tls.check(&upstream).map_err(|error| invalid("--upstream", &error))?;
         Ok(GatewayOptions {
+            upstream_tls,
             rewrite_host: self.rewrite_host,
             trusted_proxies: self.trust_proxy.iter().cloned().collect(),
             ..GatewayOptions::new(self.listen, upstream)
         })
+    }
+}
+
+impl NetworkArgs {
+    fn tls(&self) -> Result<UpstreamTls, Failure> {
+        let mut tls = UpstreamTls::default();
+        if let Some(path) = &self.upstream_ca {
+            let pem = read("--upstream-ca", path)?;
+            tls = tls.with_roots(&pem).map_err(|error| invalid(&doing("--upstream-ca", path), &error))?;
+        }
+        if let (Some(cert), Some(key)) = (&self.upstream_cert, &self.upstream_key) {
+            let (chain, key_pem) = (read("--upstream-cert", cert)?, read("--upstream-key", key)?);
+            tls = tls
+                .with_identity(&chain, &key_pem)
+                .map_err(|error| invalid(&doing("--upstream-cert", cert), &error))?;
+        }
+        Ok(tls)
+    }
+}
+
+fn doing(option: &str, path: &Path) -> String {
+    format!("{option} {}", path.display())
+}
+
+fn read(option: &str, path: &Path) -> Result<Vec<u8>, Failure> {
+    std::fs::read(path).map_err(|error| Failure::io(&doing(option, path), &error))
+}
+
+fn invalid(what: &str, error: &InvalidTls) -> Failure {
+    match std::error::Error::source(error) {
+        Some(cause) => Failure::Usage(format!("{what}: {error}: {cause}")),
+        None => Failure::Usage(format!("{what}: {error}")),
     }
 }
 
@@ -85,11 +131,10 @@ impl AdminArgs {
 
     fn token(&self) -> Result<Option<AdminToken>, Failure> {
         let Some(path) = &self.admin_token_file else { return Ok(None) };
-        let doing = format!("--admin-token-file {}", path.display());
-        let token = std::fs::read(path).map_err(|error| Failure::io(&doing, &error))?;
+        let token = read("--admin-token-file", path)?;
         AdminToken::new(token.trim_ascii())
             .map(Some)
-            .map_err(|error| Failure::Usage(format!("{doing}: {error}")))
+            .map_err(|error| Failure::Usage(format!("{}: {error}", doing("--admin-token-file", path))))
     }
 }
 
