@@ -25,7 +25,7 @@ use crate::upstream;
 pub(crate) struct Programs {
     /// The gateway, as a release build. Default: `onlyonce` beside this program.
     #[arg(long)]
-    onlyonce: Option<PathBuf>,
+    pub(crate) onlyonce: Option<PathBuf>,
     /// nginx.
     #[arg(long, default_value = "nginx")]
     nginx: PathBuf,
@@ -38,7 +38,7 @@ pub(crate) fn run(plan: &Plan, programs: &Programs, report: &mut Report) -> Resu
     let folder = plan.folder()?;
     let upstream = upstream::start()?;
     let nginx = Server::start(nginx(&programs.nginx, folder.path(), upstream)?)?;
-    let gateway = Server::start(gateway(programs, folder.path(), upstream)?)?;
+    let gateway = Server::start(gateway(programs.onlyonce.as_deref(), folder.path(), upstream)?)?;
 
     let (put, post) = (Request::new("PUT"), Request::new("POST"));
     load::fill(gateway.addr, &post, REPLAYED_KEYS, "idempotency-replayed: true")?;
@@ -63,19 +63,19 @@ pub(crate) fn run(plan: &Plan, programs: &Programs, report: &mut Report) -> Resu
 }
 
 /// A proxy: a process that is killed, by its own id, when dropped.
-struct Server {
-    addr: SocketAddr,
+pub(crate) struct Server {
+    pub(crate) addr: SocketAddr,
     child: Child,
 }
 
-struct Start {
-    command: Command,
+pub(crate) struct Start {
+    pub(crate) command: Command,
     addr: SocketAddr,
     log: PathBuf,
 }
 
 impl Server {
-    fn start(Start { mut command, addr, log }: Start) -> Result<Self> {
+    pub(crate) fn start(Start { mut command, addr, log }: Start) -> Result<Self> {
         // To a file, as an operator has it; this program has no time to read along.
         let output = File::create(&log)?;
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
@@ -90,6 +90,10 @@ impl Server {
             std::thread::sleep(Duration::from_millis(5));
         }
         Ok(server)
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 }
 
@@ -110,9 +114,10 @@ impl Drop for Server {
     }
 }
 
-fn gateway(programs: &Programs, folder: &Path, upstream: SocketAddr) -> Result<Start> {
-    let program = match &programs.onlyonce {
-        Some(program) => program.clone(),
+/// Its records are in `gateway.db` of the folder.
+pub(crate) fn gateway(program: Option<&Path>, folder: &Path, upstream: SocketAddr) -> Result<Start> {
+    let program = match program {
+        Some(program) => program.to_owned(),
         None => std::env::current_exe()?.with_file_name("onlyonce"),
     };
     anyhow::ensure!(

@@ -5,6 +5,7 @@
 //! target/release/onlyonce-bench all              the whole table, as in docs/performance.md
 //! target/release/onlyonce-bench all --quick      a second each: shows that everything still runs
 //! target/release/onlyonce-bench store --json
+//! target/release/onlyonce-bench soak --for 1h    whether memory and descriptors of a gateway stay
 //! ```
 //!
 //! Exits non-zero on any error (a reply that is not 2xx, a claim that is not acquired), never on speed.
@@ -20,6 +21,7 @@ mod measure;
 mod redis;
 mod report;
 mod runtime;
+mod soak;
 mod store;
 mod upstream;
 
@@ -59,7 +61,9 @@ enum What {
     Gateway(gateway::Programs),
     /// `onlyonce inbox` against a loop by hand and the `sqlite3` shell.
     Inbox(inbox::InboxPlan),
-    /// All but growth.
+    /// `onlyonce serve` under mixed load for an hour: whether memory and descriptors stay.
+    Soak(soak::SoakPlan),
+    /// All but growth and soak; --quick shows that the latter runs.
     All(All),
 }
 
@@ -128,12 +132,16 @@ fn main() -> Result<()> {
         What::Layer => layer::run(&plan, &mut report)?,
         What::Gateway(programs) => gateway::run(&plan, &programs, &mut report)?,
         What::Inbox(inbox) => inbox::run(&plan, &inbox, &mut report)?,
+        What::Soak(soak) => return soak::run(&plan, &soak)?.print(plan.json),
         What::All(All { programs, inbox }) => {
             store::run(&plan, &mut report)?;
             redis::run(&plan, &mut report)?;
             layer::run(&plan, &mut report)?;
             gateway::run(&plan, &programs, &mut report)?;
             inbox::run(&plan, &inbox, &mut report)?;
+            if plan.quick {
+                soak::run(&plan, &soak::SoakPlan::quick(programs.onlyonce))?;
+            }
         }
     }
     if plan.json { report.print_json() } else { report.print_tables() }

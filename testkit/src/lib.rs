@@ -36,7 +36,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 pub use authority::{Authority, Identity};
-pub use client::{Client, ClientResponse, Connection, StreamingResponse};
+pub use client::{Client, ClientResponse, Connection, RequestBuilder, StreamingResponse};
 pub use fault::FaultProxy;
 pub use mariadb::Mariadb;
 pub use nginx::Nginx;
