@@ -269,12 +269,13 @@ async fn idle_connections_are_few_and_do_not_stay() {
 
 #[tokio::test]
 async fn a_busy_upstream_that_closes_idle_connections_costs_nobody_anything() {
-    let idle = Duration::from_millis(100);
+    // Long enough that a busy machine does not hold up a request for half of it.
+    let idle = Duration::from_millis(600);
     let upstream = Upstream::options().idle_close(idle).forget().start(|_| Answer::ok("ok")).await;
     let proxy = proxy(&upstream.url(), |options| {
         (options.pool_idle, options.pool_idle_guarded) = (idle / 2, idle / 2);
     });
-    let (sent, stop) = (Arc::new(AtomicUsize::new(0)), Instant::now() + Duration::from_secs(3));
+    let (sent, stop) = (Arc::new(AtomicUsize::new(0)), Instant::now() + Duration::from_secs(6));
     let callers = (0..8).map(|n| {
         let (mut proxy, sent) = (proxy.clone(), sent.clone());
         tokio::spawn(async move {
@@ -284,7 +285,7 @@ async fn a_busy_upstream_that_closes_idle_connections_costs_nobody_anything() {
                 assert_eq!((status, end), (200, ANSWERED));
                 sent.fetch_add(1, Ordering::SeqCst);
                 pause = pause * 7 % 151;
-                tokio::time::sleep(Duration::from_millis(pause)).await;
+                tokio::time::sleep(Duration::from_millis(pause * 6)).await;
             }
         })
     });
