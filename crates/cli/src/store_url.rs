@@ -139,21 +139,34 @@ impl StoreArg {
         }
     }
 
-    /// Opens a store for work, creating its file where there is none.
+    /// Opens a store for work, creating its file where there is none; with what its operator should know of that.
     ///
     /// # Errors
     /// [`Failure::Usage`] on a wrong URL, [`Failure::Io`] on a store that is not fit.
-    pub(crate) async fn open(&self) -> Result<Arc<dyn StoreAdmin>, Failure> {
-        match StoreUrl::parse(&self.store)? {
+    pub(crate) async fn open(&self) -> Result<(Arc<dyn StoreAdmin>, Option<String>), Failure> {
+        let store: Arc<dyn StoreAdmin> = match StoreUrl::parse(&self.store)? {
             StoreUrl::Sqlite(path, durability) => {
-                Ok(Arc::new(SqliteStore::options(path).durability(durability).open().await?))
+                let store = SqliteStore::options(path).durability(durability).open().await?;
+                let note = added_beside(store.added_beside());
+                return Ok((Arc::new(store), note));
             }
-            StoreUrl::Mysql(url) => Ok(Arc::new(MysqlStore::open(&url.0).await?)),
-            StoreUrl::Postgres(url) => Ok(Arc::new(PostgresStore::open(&url.0).await?)),
-            StoreUrl::Redis(url) => Ok(Arc::new(open_redis(&url).await?)),
-            StoreUrl::Memory => Ok(Arc::new(MemoryStore::new())),
-        }
+            StoreUrl::Mysql(url) => Arc::new(MysqlStore::open(&url.0).await?),
+            StoreUrl::Postgres(url) => Arc::new(PostgresStore::open(&url.0).await?),
+            StoreUrl::Redis(url) => Arc::new(open_redis(&url).await?),
+            StoreUrl::Memory => Arc::new(MemoryStore::new()),
+        };
+        Ok((store, None))
     }
+}
+
+/// The database of an application is a fine place for its records, and a wrong path is another's.
+fn added_beside(others: u64) -> Option<String> {
+    (others > 0).then(|| {
+        format!(
+            "the file had {others} other table(s) and no records: the tables idempotency_* were added to it just \
+             now; if that is not meant, name another file and drop them"
+        )
+    })
 }
 
 async fn open_redis(url: &SecretUrl) -> Result<RedisStore, StoreError> {

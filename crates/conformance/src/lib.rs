@@ -177,6 +177,7 @@ macro_rules! admin_conformance {
                 a_freed_key_is_free_for_another_request
                 a_live_lease_yields_to_force_alone
                 a_stored_reply_yields_to_force_alone
+                a_reply_alone_is_forgotten
                 what_is_not_there_stays_absent
                 every_change_is_on_the_audit_table
                 a_record_is_shown_as_it_stands

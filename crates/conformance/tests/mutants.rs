@@ -92,7 +92,7 @@ impl Broken {
 }
 
 fn force() -> OperatorAction {
-    OperatorAction { actor: "fault".into(), reason: String::new(), force: true }
+    OperatorAction { actor: "fault".into(), reason: String::new(), target: Target::Any }
 }
 
 #[async_trait]

@@ -29,9 +29,9 @@ pub trait StoreAdmin: Store {
     /// Stores a reply for an operation whose outcome is unknown: the next retry gets exactly these bytes. The token is
     /// rotated, so that a returning owner is fenced. Written with its audit entry in one transaction.
     ///
-    /// Decided by [`decide_operator`](crate::decide::decide_operator): refused with [`OperatorOutcome::LiveLease`] or
-    /// [`OperatorOutcome::Completed`] unless `action.force`; an expired record is absent. A refusal changes nothing
-    /// and is not on the audit table.
+    /// Decided by [`decide_operator`](crate::decide::decide_operator): refused with [`OperatorOutcome::LiveLease`],
+    /// [`OperatorOutcome::Completed`] or [`OperatorOutcome::NoReply`] where `action.target` does not reach; an expired
+    /// record is absent. A refusal changes nothing and is not on the audit table.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -163,8 +163,30 @@ pub struct OperatorAction {
     pub actor: String,
     /// Why, in the operator's words.
     pub reason: String,
-    /// Also on a live lease or a completed record.
-    pub force: bool,
+    /// On which records; the others stay as they are.
+    pub target: Target,
+}
+
+impl OperatorAction {
+    /// What [`StoreAdmin::free`] is called on the audit table: `release`, or `forget` when it is for replies alone.
+    pub fn freeing(&self) -> &'static str {
+        match self.target {
+            Target::Completed => "forget",
+            Target::Undecided | Target::Any => "release",
+        }
+    }
+}
+
+/// Which records an operator's change is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Target {
+    /// Those with neither an owner at work nor a reply: unknown, freed, or past their lease.
+    #[default]
+    Undecided,
+    /// Those with a reply alone: to give it up.
+    Completed,
+    /// Any, by force.
+    Any,
 }
 
 /// What an operator's change is answered.
@@ -181,6 +203,8 @@ pub enum OperatorOutcome {
     },
     /// It has a reply already; nothing changed.
     Completed,
+    /// It has no reply that could be given up; nothing changed.
+    NoReply,
 }
 
 /// One line of the audit table.
@@ -190,7 +214,7 @@ pub struct AuditEntry {
     pub at: SystemTime,
     /// Who.
     pub actor: String,
-    /// What: `resolve` or `release`.
+    /// What: `resolve`, `release` or `forget`.
     pub action: String,
     /// On which operation.
     pub id: OperationId,

@@ -13,7 +13,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use crate::admin::StateName;
+use crate::admin::{StateName, Target};
 use crate::fingerprint::Fingerprint;
 use crate::lease::{LeaseToken, OnLeaseEnd};
 use crate::operation::Origin;
@@ -251,17 +251,23 @@ pub enum OperatorDecision {
     },
     /// There is a reply already: refuse.
     Completed,
+    /// There is no reply to give up: refuse.
+    NoReply,
 }
 
-/// Decides an operator's resolve and free alike: a live lease and a stored reply yield to `force` alone.
-pub fn decide_operator(record: Option<&Record>, force: bool) -> OperatorDecision {
-    match record.filter(|r| !r.is_expired()).map(|r| &r.state) {
-        None => OperatorDecision::Absent,
-        Some(State::InProgress { lease: LeaseView::Left(left), .. }) if !force && !left.is_zero() => {
+/// Decides an operator's resolve and free alike: what `target` does not reach stays as it is.
+pub fn decide_operator(record: Option<&Record>, target: Target) -> OperatorDecision {
+    match (record.filter(|r| !r.is_expired()).map(|r| &r.state), target) {
+        (None, _) => OperatorDecision::Absent,
+        (Some(_), Target::Any) | (Some(State::Completed { .. }), Target::Completed) => {
+            OperatorDecision::Apply
+        }
+        (Some(State::InProgress { lease: LeaseView::Left(left), .. }), _) if !left.is_zero() => {
             OperatorDecision::LiveLease { left: *left }
         }
-        Some(State::Completed { .. }) if !force => OperatorDecision::Completed,
-        Some(_) => OperatorDecision::Apply,
+        (Some(State::Completed { .. }), Target::Undecided) => OperatorDecision::Completed,
+        (Some(_), Target::Completed) => OperatorDecision::NoReply,
+        (Some(_), Target::Undecided) => OperatorDecision::Apply,
     }
 }
 

@@ -30,7 +30,7 @@ pub mod transaction;
 
 pub use admin::{
     AuditEntry, ListPage, ListQuery, OperatorAction, OperatorOutcome, RecordView, StateName, StoreAdmin,
-    StoreStats,
+    StoreStats, Target,
 };
 pub use clock::{Clock, SystemClock, TestClock};
 pub use decide::{

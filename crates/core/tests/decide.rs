@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use onlyonce_core::{
     Acquire, ClaimOutcome, ClaimRequest, CompleteDecision, Decision, Fingerprint, LeaseToken, LeaseView,
     OnLeaseEnd, OperatorDecision, Origin, Record, ReleaseDecision, RenewDecision, Reply, State, StateName,
-    StoredReply, decide, decide_complete, decide_operator, decide_release, decide_renew,
+    StoredReply, Target, decide, decide_complete, decide_operator, decide_release, decide_renew,
 };
 
 const MINE: LeaseToken = LeaseToken::from_bytes([1; 16]);
@@ -111,20 +111,29 @@ fn owners_meet_every_state() {
 #[test]
 fn operators_meet_every_state() {
     use OperatorDecision as O;
-    for (state, name, gently, by_force) in [
-        (live(THEIRS), StateName::InProgress, O::LiveLease { left: LEFT }, O::Apply),
-        (late(THEIRS), StateName::InProgress, O::Apply, O::Apply),
-        (unknown(THEIRS), StateName::Unknown, O::Apply, O::Apply),
-        (done(THEIRS), StateName::Completed, O::Completed, O::Apply),
-        (expired(THEIRS), StateName::Completed, O::Absent, O::Absent),
-        (freed(THEIRS), StateName::Freed, O::Apply, O::Apply),
+    for (state, name, gently, by_force, forget) in [
+        (
+            live(THEIRS),
+            StateName::InProgress,
+            O::LiveLease { left: LEFT },
+            O::Apply,
+            O::LiveLease { left: LEFT },
+        ),
+        (late(THEIRS), StateName::InProgress, O::Apply, O::Apply, O::NoReply),
+        (unknown(THEIRS), StateName::Unknown, O::Apply, O::Apply, O::NoReply),
+        (done(THEIRS), StateName::Completed, O::Completed, O::Apply, O::Apply),
+        (expired(THEIRS), StateName::Completed, O::Absent, O::Absent, O::Absent),
+        (freed(THEIRS), StateName::Freed, O::Apply, O::Apply, O::NoReply),
     ] {
         let record = record(state);
         assert_eq!(record.state_name(), name, "{record:?}");
-        assert_eq!(decide_operator(Some(&record), false), gently, "{record:?}");
-        assert_eq!(decide_operator(Some(&record), true), by_force, "{record:?}");
+        for (target, decision) in
+            [(Target::Undecided, gently), (Target::Any, by_force), (Target::Completed, forget)]
+        {
+            assert_eq!(decide_operator(Some(&record), target), decision, "{target:?} {record:?}");
+        }
     }
-    assert_eq!(decide_operator(None, true), O::Absent);
+    assert_eq!(decide_operator(None, Target::Any), O::Absent);
     for (state, name) in [(late(THEIRS), StateName::Unknown), (live(THEIRS), StateName::InProgress)] {
         let held = Record { on_lease_end: OnLeaseEnd::Hold, ..record(state) };
         assert_eq!(held.state_name(), name, "{held:?}");

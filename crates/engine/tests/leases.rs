@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use common::*;
 use onlyonce_core::{
-    CompleteOutcome, Completion, MemoryStore, OperatorAction, Store, StoreAdmin, StoreErrorKind, TestClock,
+    CompleteOutcome, Completion, MemoryStore, OperatorAction, Store, StoreAdmin, StoreErrorKind, Target,
+    TestClock,
 };
 use onlyonce_engine::{Begin, Completed, Context, Execution, Failure, Idempotency, NotOwner, Outcome};
 use tokio::sync::oneshot;
@@ -384,7 +385,7 @@ async fn followers_of_a_fenced_owner_never_get_the_reply_of_another_request() {
         async move { idem.begin(&op()).await.unwrap() }
     });
     // An operator frees the key, and another request takes it.
-    let action = OperatorAction { actor: "test".into(), reason: "test".into(), force: true };
+    let action = OperatorAction { actor: "test".into(), reason: "test".into(), target: Target::Any };
     store.records().free(op().id(), &action).await.unwrap();
     acquire(&other, &operation("a", "another body")).await.complete(body("another's")).await;
     assert!(matches!(stale.complete(body("stale")).await, Completed::Fenced(_)));

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use common::*;
-use onlyonce_core::{MemoryStore, OperatorAction, Store, StoreAdmin, StoreErrorKind, TestClock};
+use onlyonce_core::{MemoryStore, OperatorAction, Store, StoreAdmin, StoreErrorKind, Target, TestClock};
 use onlyonce_engine::{Begin, EngineError, Failure, Idempotency, InvalidPolicy, Limits, Outcome};
 use tokio::sync::oneshot;
 
@@ -252,7 +252,7 @@ async fn what_an_operator_did_elsewhere_is_seen_within_a_minute() {
     let store = FaultyStore::onto(&MemoryStore::with_clock(Arc::new(clock.clone())));
     let idem = engine(&store).clock(Arc::new(clock.clone())).build();
     acquire(&idem, &op()).await.complete(body("first")).await;
-    let action = OperatorAction { actor: "test".into(), reason: "test".into(), force: true };
+    let action = OperatorAction { actor: "test".into(), reason: "test".into(), target: Target::Any };
     store.records().resolve(op().id(), &body("corrected"), secs(3600), &action).await.unwrap();
     assert_eq!(replayed(&idem.begin(&op()).await.unwrap()), b"first");
     clock.advance(secs(60));

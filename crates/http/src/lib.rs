@@ -50,6 +50,6 @@ pub use lookup::LOOKUP_PREFIX;
 pub use origin::{InvalidTraceContext, RequestOrigin, SpanId, TRACEPARENT, TraceContext, X_REQUEST_ID};
 pub use problem::{Code, DocsUrl, InvalidDocsUrl, Problem};
 pub use report::{KeyHash, Report, ReportFn, Verdict};
-pub use scope::{PrincipalFn, ScopeSecret, ScopeSecretTooShort, ScopeSource};
+pub use scope::{PrincipalFn, ScopeSecret, ScopeSecretTooShort, ScopeSource, scope_of};
 pub use service::{IdempotencyService, ResponseFuture};
 pub use settings::{GuardFn, Guarded, OnStoreFailure};

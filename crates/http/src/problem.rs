@@ -168,6 +168,11 @@ pub struct Problem {
 }
 
 impl Problem {
+    /// What is wrong with this request, and what to do.
+    pub fn detail_text(&self) -> &str {
+        &self.detail
+    }
+
     /// A refusal with the status of the table and its advice as detail.
     pub fn new(code: Code) -> Self {
         let Entry { status, retryable, advice, .. } = *code.entry();

@@ -84,6 +84,22 @@ impl fmt::Debug for ScopeSource {
     }
 }
 
+/// The scope of a request with these headers, as the layer makes it: for those who look into a store by what a caller sends.
+///
+/// # Errors
+/// The refusal that such a request gets.
+pub fn scope_of(
+    source: &ScopeSource,
+    secret: Option<&ScopeSecret>,
+    headers: &HeaderMap,
+) -> Result<Scope, Problem> {
+    let (mut parts, ()) = http::Request::new(()).into_parts();
+    parts.headers = headers.clone();
+    // Nobody is told of Bearer here.
+    let bearer_warned = Arc::new(AtomicBool::new(true));
+    ScopeRule { source: source.clone(), secret: secret.cloned(), bearer_warned }.scope(&parts)
+}
+
 /// A source with what makes its scopes secret.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ScopeRule {

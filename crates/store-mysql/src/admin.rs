@@ -98,7 +98,7 @@ async fn operate_in(
 ) -> Result<OperatorOutcome, Fault> {
     session.script(&[wait_for_locks(OPERATOR_PATIENCE_S), "START TRANSACTION".into()]).await?;
     let row = read(session, backend, id, " FOR UPDATE").await?;
-    let decision = decide_operator(row.as_ref().map(|row| &row.record), action.force);
+    let decision = decide_operator(row.as_ref().map(|row| &row.record), action.target);
     let refused = match (decision, row) {
         (OperatorDecision::Apply, Some(row)) => {
             let after = write(session, backend, &row, change, token).await?;
@@ -108,6 +108,7 @@ async fn operate_in(
         }
         (OperatorDecision::LiveLease { left }, _) => OperatorOutcome::LiveLease { left },
         (OperatorDecision::Completed, _) => OperatorOutcome::Completed,
+        (OperatorDecision::NoReply, _) => OperatorOutcome::NoReply,
         (OperatorDecision::Absent | OperatorDecision::Apply, _) => OperatorOutcome::Absent,
     };
     session.script(&["ROLLBACK".into()]).await?;
@@ -161,7 +162,7 @@ async fn note(
     action: &OperatorAction,
 ) -> Result<(), Fault> {
     let name = match change {
-        Change::Free => "release",
+        Change::Free => action.freeing(),
         Change::Resolve { .. } => "resolve",
     };
     let mut sql = Sql::new(format!(

@@ -50,7 +50,7 @@ impl StoreAdmin for PostgresStore {
 
     async fn free(&self, id: &OperationId, action: &OperatorAction) -> Result<OperatorOutcome, StoreError> {
         let freed = |row: &Row, _| row.again(StateName::Freed);
-        self.change(id, action, "release", freed).await.map_err(|fault| fault.into_error("free"))
+        self.change(id, action, action.freeing(), freed).await.map_err(|fault| fault.into_error("free"))
     }
 
     /// Reads the whole table once. `bytes` is the size of the table with its indexes.
@@ -89,7 +89,7 @@ impl PostgresStore {
         let lock = lock_number(&self.statements().table, id);
         session.run(&[Call::new(&self.statements().lock, vec![&lock])], Part::Middle).await?;
         let row = self.find(&mut session, id, Part::Middle).await?;
-        let decision = decide_operator(row.as_ref().map(|row| &row.record), action.force);
+        let decision = decide_operator(row.as_ref().map(|row| &row.record), action.target);
         let row = match (decision, row) {
             (OperatorDecision::Apply, Some(row)) => row,
             (refused, _) => {
@@ -97,6 +97,7 @@ impl PostgresStore {
                 return Ok(match refused {
                     OperatorDecision::LiveLease { left } => OperatorOutcome::LiveLease { left },
                     OperatorDecision::Completed => OperatorOutcome::Completed,
+                    OperatorDecision::NoReply => OperatorOutcome::NoReply,
                     OperatorDecision::Absent | OperatorDecision::Apply => OperatorOutcome::Absent,
                 });
             }

@@ -10,7 +10,7 @@ use onlyonce_core::clock::{from_unix_ms, unix_ms};
 use onlyonce_core::{
     AuditEntry, Key, LeaseToken, ListPage, ListQuery, OperationId, OperatorAction, OperatorDecision,
     OperatorOutcome, RecordView, Reply, Scope, StateName, StoreAdmin, StoreError, StoreErrorKind, StoreStats,
-    decide_operator,
+    Target, decide_operator,
 };
 use redis::{Cmd, Value};
 
@@ -60,7 +60,7 @@ impl StoreAdmin for RedisStore {
 
     async fn free(&self, id: &OperationId, action: &OperatorAction) -> Result<OperatorOutcome, StoreError> {
         let change = Change { state: b'F', ttl_ms: self.calls().hold_ms(), reply: None };
-        let freed = self.operate("release", id, action, change);
+        let freed = self.operate(action.freeing(), id, action, change);
         self.told("release", freed.await)
     }
 
@@ -160,10 +160,11 @@ impl RedisStore {
         let token = nobodys_token()?;
         let (mut found, _) = calls.look(&name, id).await?;
         for _ in 0..OVERTAKEN_MAX {
-            match decide_operator(found.as_ref().map(|found| &found.record), action.force) {
+            match decide_operator(found.as_ref().map(|found| &found.record), action.target) {
                 OperatorDecision::Absent => return Ok(OperatorOutcome::Absent),
                 OperatorDecision::LiveLease { left } => return Ok(OperatorOutcome::LiveLease { left }),
                 OperatorDecision::Completed => return Ok(OperatorOutcome::Completed),
+                OperatorDecision::NoReply => return Ok(OperatorOutcome::NoReply),
                 OperatorDecision::Apply => {}
             }
             let Some(its) = &found else { return Ok(OperatorOutcome::Absent) };
@@ -181,7 +182,7 @@ impl RedisStore {
                 reason: action.reason.clone(),
             };
             // A lease that was over must not have been renewed; the value says so, and its time.
-            let pttl_max_ms = (!action.force).then_some(its.at.pttl_ms);
+            let pttl_max_ms = (action.target != Target::Any).then_some(its.at.pttl_ms);
             let audit = Some((list.as_str(), &encode_entry(&entry)[..], AUDIT_ENTRIES_MAX));
             // Not sent again when its answer is lost: done, it would be refused the second time.
             match calls.swap(&name, id, &its.value, pttl_max_ms, &new, audit, false).await? {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use common::*;
 use onlyonce_core::{
     ClaimOutcome, ClaimRequest, CompleteOutcome, ListQuery, OperatorAction, OperatorOutcome, Reply, Store,
-    StoreAdmin, StoreErrorKind,
+    StoreAdmin, StoreErrorKind, Target,
 };
 use onlyonce_store_redis::{OnceOutcome, Plan, RedisStore};
 use parking_lot::Mutex;
@@ -69,7 +69,7 @@ async fn any_node_of_the_url_leads_to_all_of_them() {
 async fn an_operators_changes_are_in_the_slot_of_their_record() {
     let cluster = RedisCluster::private().await;
     let store = open(&cluster).await;
-    let by = OperatorAction { actor: "alice".into(), reason: "r".into(), force: true };
+    let by = OperatorAction { actor: "alice".into(), reason: "r".into(), target: Target::Any };
     for key in ["a", "a}b", "{x}y", "{}", "k{"] {
         let op = scoped("", key);
         acquire(&store, &op, 1).await;

@@ -147,7 +147,11 @@ async fn a_write_that_fails_half_way_leaves_the_outcome_unknown_never_free() {
     let view = store.show(operation("k").id()).await.unwrap().unwrap();
     assert_eq!(view.state, onlyonce_core::StateName::Unknown);
     // An operator looks and says what it was.
-    let by = onlyonce_core::OperatorAction { actor: "a".into(), reason: "booked".into(), force: false };
+    let by = onlyonce_core::OperatorAction {
+        actor: "a".into(),
+        reason: "booked".into(),
+        target: onlyonce_core::Target::Undecided,
+    };
     let reply = Reply::new(200, "by hand");
     store.resolve(operation("k").id(), &reply, Duration::from_secs(60), &by).await.unwrap();
     assert_eq!(replayed(store.once(&operation("k"), &effect).await.unwrap()), reply);

@@ -119,7 +119,11 @@ async fn a_user_with_the_rights_of_the_documentation_is_enough() {
     assert_eq!(store.renew(&op, token(1), Duration::from_secs(60)).await.unwrap(), RenewOutcome::Renewed);
     finish(&store, &op, 1, Reply::ok("done")).await;
     assert_eq!(replay(&store, &op).await, Reply::ok("done"));
-    let by = onlyonce_core::OperatorAction { actor: "a".into(), reason: "r".into(), force: true };
+    let by = onlyonce_core::OperatorAction {
+        actor: "a".into(),
+        reason: "r".into(),
+        target: onlyonce_core::Target::Any,
+    };
     store.free(op.id(), &by).await.unwrap();
     assert_eq!(store.audit(None, 10).await.unwrap().len(), 1);
     assert_eq!(store.stats().await.unwrap().freed, 1);
@@ -280,7 +284,11 @@ async fn a_lost_answer_is_asked_for_again_with_the_same_token() {
     assert_eq!(proxy.lost_replies(), 4);
     // An operator's change is not made a second time: that would be refused, though the first was done.
     acquire(&store, &operation("o"), 1).await;
-    let by = onlyonce_core::OperatorAction { actor: "a".into(), reason: "r".into(), force: true };
+    let by = onlyonce_core::OperatorAction {
+        actor: "a".into(),
+        reason: "r".into(),
+        target: onlyonce_core::Target::Any,
+    };
     proxy.lose_reply_to("!audit");
     let lost = store.free(operation("o").id(), &by).await.unwrap_err();
     assert!(lost.may_have_applied(), "{lost}");

@@ -107,15 +107,16 @@ impl Chore for Operate {
 impl Operate {
     fn apply(&self, conn: &Connection, now: &Now<'_>) -> Result<OperatorOutcome, Fault> {
         let row = Row::find(conn, now, &self.id)?;
-        let decision = decide_operator(row.as_ref().map(|row| &row.record), self.action.force);
+        let decision = decide_operator(row.as_ref().map(|row| &row.record), self.action.target);
         let row = match (decision, row) {
             (OperatorDecision::LiveLease { left }, _) => return Ok(OperatorOutcome::LiveLease { left }),
             (OperatorDecision::Completed, _) => return Ok(OperatorOutcome::Completed),
+            (OperatorDecision::NoReply, _) => return Ok(OperatorOutcome::NoReply),
             (OperatorDecision::Apply, Some(row)) => row,
             (OperatorDecision::Absent | OperatorDecision::Apply, _) => return Ok(OperatorOutcome::Absent),
         };
         let (status, done, name) = match &self.change {
-            Change::Free => (StateName::Freed, None, "release"),
+            Change::Free => (StateName::Freed, None, self.action.freeing()),
             Change::Resolve { reply, head, retention } => {
                 let (completed_ms, expires_ms) = (now.ms(), now.end(*retention));
                 let done = Done { reply, head, completed_ms, expires_ms };

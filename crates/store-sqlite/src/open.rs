@@ -162,6 +162,8 @@ pub(crate) struct Opened {
     pub(crate) conn: Connection,
     pub(crate) timeline: Timeline,
     pub(crate) identity: Identity,
+    /// Tables of others in a file that ours were added to.
+    pub(crate) others: u64,
 }
 
 /// Which file it is, whatever its path says later.
@@ -191,10 +193,10 @@ fn open_checked(options: &Options) -> Result<Opened, Fault> {
     }
     use_wal(&conn, options.busy_timeout)?;
     let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    schema::prepare(&tx, unix_ms(clock.wall()))?;
+    let others = schema::prepare(&tx, unix_ms(clock.wall()))?;
     timeline.join(&tx)?;
     tx.commit().map_err(|error| Fault::from(error).in_commit())?;
-    Ok(Opened { conn, timeline, identity: Identity::of(path) })
+    Ok(Opened { conn, timeline, identity: Identity::of(path), others })
 }
 
 /// A connection to a file that is there, set up for this store. No checks.

@@ -90,9 +90,11 @@ const COLUMNS: [(&str, &str, bool); 17] = [
 /// Brings the tables to [`VERSION`] and proves them. Inside a write transaction, so that any number of instances may
 /// start at once; the caller rolls back on a fault, which leaves the file as it was.
 ///
+/// Returns how many tables of others there are in the file, when ours were added to it just now.
+///
 /// # Errors
 /// `Unfit` with the reason: a wrong table, or a file of a release that this one cannot read.
-pub(crate) fn prepare(conn: &Connection, opened_ms: i64) -> Result<(), Fault> {
+pub(crate) fn prepare(conn: &Connection, opened_ms: i64) -> Result<u64, Fault> {
     let found = version(conn)?;
     let from = found.map_or(0, |(version, _)| version);
     if let Some((version, min_reader)) = found
@@ -102,6 +104,7 @@ pub(crate) fn prepare(conn: &Connection, opened_ms: i64) -> Result<(), Fault> {
             "written by a newer release (schema {version}, readable from {min_reader} on; this release has {VERSION})"
         )));
     }
+    let others = if found.is_none() && object_type(conn)?.is_none() { tables_of_others(conn)? } else { 0 };
     if object_type(conn)?.is_some() {
         // Before anything of ours is built on it.
         check_table(conn, from)?;
@@ -124,7 +127,13 @@ pub(crate) fn prepare(conn: &Connection, opened_ms: i64) -> Result<(), Fault> {
             min_reader_version = max(min_reader_version, ?2)",
         params![VERSION, MIN_READER_VERSION, opened_ms],
     )?;
-    Ok(())
+    Ok(others)
+}
+
+fn tables_of_others(conn: &Connection) -> Result<u64, Fault> {
+    let sql = "SELECT count(*) FROM main.sqlite_schema
+        WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' AND name NOT LIKE 'idempotency\\_%' ESCAPE '\\'";
+    Ok(conn.query_row(sql, [], |row| row.get::<_, i64>(0))?.unsigned_abs())
 }
 
 /// Whether the file holds records, in whatever shape.

@@ -99,7 +99,7 @@ impl SqliteStore {
         }
         let path = options.path.clone();
         let opened = open::open(&options).map_err(|fault| fault.into_error("open", &path))?;
-        let Opened { conn, timeline, identity } = opened;
+        let Opened { conn, timeline, identity, others } = opened;
         let readers = Arc::new(Readers::new(options.readers_max));
         let shared = Arc::new(Shared {
             path,
@@ -107,6 +107,7 @@ impl SqliteStore {
             options,
             timeline,
             identity,
+            others,
             gate: Mutex::default(),
             batches: AtomicU64::default(),
             commits: AtomicU64::default(),
@@ -121,6 +122,12 @@ impl SqliteStore {
         })?;
         let transactions = Arc::default();
         Ok(Self(Arc::new(Inner { shared, readers, transactions, writer: Mutex::new(Some(writer)) })))
+    }
+
+    /// How many tables of others there were in the file when this opening added ours to it; 0 where ours were there, and in a
+    /// new file. A program whose operator did not mean that file should say so.
+    pub fn added_beside(&self) -> u64 {
+        self.0.shared.others
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {

@@ -34,6 +34,7 @@ pub(crate) struct Shared {
     pub(crate) options: Options,
     pub(crate) timeline: Timeline,
     pub(crate) identity: Identity,
+    pub(crate) others: u64,
     pub(crate) queue: Queue,
     /// Held by whoever writes, so that the writer and the transactions of this process hand over without polling.
     pub(crate) gate: Mutex<()>,

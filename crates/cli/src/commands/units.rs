@@ -8,8 +8,13 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     {
         return Ok(Duration::ZERO);
     }
-    humantime::parse_duration(text)
-        .map_err(|error| format!("{error}; write for example 500ms, 30s, 2m, 24h or 7d"))
+    // As in the engine: a typing error must not make a record immortal.
+    const MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
+    match humantime::parse_duration(text) {
+        Err(error) => Err(format!("{error}; write for example 500ms, 30s, 2m, 24h or 7d")),
+        Ok(time) if time > MAX => Err("the limit is ten years".into()),
+        Ok(time) => Ok(time),
+    }
 }
 
 /// The same, and not nothing: a time that is up before it begins.
@@ -45,6 +50,7 @@ mod tests {
         assert_eq!(duration("24h"), Ok(Duration::from_secs(86_400)));
         assert_eq!(duration("0"), Ok(Duration::ZERO));
         assert!(timeout("0").is_err() && timeout("1ms").is_ok());
+        assert_eq!(duration("11years"), Err("the limit is ten years".into()));
         for wrong in ["", "5", "5 parsecs", "-1s"] {
             assert!(duration(wrong).unwrap_err().contains("30s"), "{wrong}");
         }

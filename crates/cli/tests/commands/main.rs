@@ -1,5 +1,6 @@
 //! The real binary, run as a process, on real files of SQLite.
 
+mod decisions;
 mod general;
 mod keys;
 mod refusals;

@@ -116,6 +116,71 @@ async fn replies_are_given_up_by_force_and_purged_when_they_have_expired() {
     assert_eq!(pay(gateway.client(), "k").await.unwrap().text(), "run 2", "this one has not expired");
 }
 
+/// A gateway replays from its memory for `--cache-time` at most, which is at most the 60 s that the command tells.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_forgotten_reply_is_gone_from_running_gateways_within_their_cache_time() {
+    let upstream = numbered(Duration::ZERO).await;
+    let folder = tempfile::tempdir().unwrap();
+    let options = ["--cache-time", "4s"];
+    let first = Gateway::start(&upstream.url(), folder.path(), &options).await;
+    let second = Gateway::start(&upstream.url(), folder.path(), &options).await;
+    assert_eq!(pay(first.client(), "k").await.unwrap().text(), "run 1");
+    assert_eq!(pay(second.client(), "k").await.unwrap().text(), "run 1", "in the memory of both");
+    let (ok, said) = first.keys(&["forget", "k", "--reason", "charged back"]).await;
+    assert!(ok && said.contains("runs again") && said.contains("up to 60 seconds"), "{said}");
+    let ran = wait_for("the first gateway has forgotten", async || {
+        let answer = pay(first.client(), "k").await.unwrap();
+        // Asked again and again: being asked must not keep a reply in memory.
+        (answer.text() != "run 1").then_some(answer)
+    })
+    .await;
+    assert_eq!((ran.status, ran.text(), ran.header("idempotency-replayed")), (201, "run 2", None));
+    assert_eq!(upstream.last().header("idempotency-attempt"), Some("2"));
+    wait_for("and the other one", async || {
+        (pay(second.client(), "k").await.unwrap().text() == "run 2").then_some(())
+    })
+    .await;
+    assert_eq!(upstream.count(), 2);
+    let audit = json(&first, &["audit"]).await;
+    assert_eq!(
+        (&audit["entries"][0]["action"], &audit["entries"][0]["before"]),
+        (&"forget".into(), &"completed 201".into())
+    );
+}
+
+/// What an operator has of a caller is the token that it sends.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_is_found_by_what_its_caller_sends() {
+    let upstream = numbered(Duration::ZERO).await;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("secret"), "0123456789abcdef0123456789abcdef\n").unwrap();
+    let secret = folder.path().join("secret").display().to_string();
+    let as_of = [
+        (&[][..], ("authorization", "Bearer tok-1"), &["Bearer tok-1"][..]),
+        (&["--scope-secret-file", &secret], ("authorization", "Bearer tok-1"), &["Bearer tok-1"]),
+        (&["--scope-header", "X-Account"], ("x-account", "acme"), &["X-Account: acme"]),
+        (&["--scope-cookie", "sid"], ("cookie", "theme=dark; sid=s-1"), &["Cookie: sid=s-1"]),
+    ];
+    for (number, (options, (name, value), credential)) in as_of.into_iter().enumerate() {
+        let gateway = Gateway::start(&upstream.url(), folder.path(), options).await;
+        for (caller, key) in [(value, "k"), ("Bearer other", "k")] {
+            let request = gateway.client().post("/pay").key(key).header(name, caller).body("x");
+            // Without its cookie it is nobody's.
+            let status = request.send().await.unwrap().status;
+            assert_eq!(status, if name == "cookie" && caller != value { 400 } else { 201 });
+        }
+        let mut find = vec!["find", "k", "--scope-of", credential[0]];
+        if let [name @ "--scope-secret-file", file] = options {
+            find.extend([*name, *file]);
+        }
+        let found = json(&gateway, &find).await;
+        let records = found["records"].as_array().unwrap();
+        assert_eq!(records.len(), 1, "{options:?}: {found}");
+        assert_eq!(records[0]["reply"]["status"], 201);
+        assert!(json(&gateway, &["find", "k"]).await["records"].as_array().unwrap().len() > number);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_request_that_ran_is_named_to_clients_operators_and_the_upstream() {
     let upstream = numbered(Duration::ZERO).await;

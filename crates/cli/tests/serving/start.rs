@@ -42,6 +42,28 @@ async fn the_banner_tells_upstream_store_guard_and_policy() {
     }
 }
 
+/// A wrong path may be another program's database.
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_that_are_added_to_a_file_of_others_are_told_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let shop =
+        ["onlyonce.db", "CREATE TABLE orders (id INTEGER PRIMARY KEY); CREATE TABLE customers (id INTEGER)"];
+    assert!(
+        std::process::Command::new("sqlite3")
+            .args(shop)
+            .current_dir(folder.path())
+            .status()
+            .unwrap()
+            .success()
+    );
+    let upstream = format!("http://{}", free_addr());
+    let first = Gateway::start(&upstream, folder.path(), &[]).await;
+    let said = first.process.stderr();
+    assert!(said.contains("hazard    the file had 2 other table(s) and no records"), "{said}");
+    let again = Gateway::start(&upstream, folder.path(), &[]).await;
+    assert!(!again.process.stderr().contains("hazard"), "they are there by now");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_banner_names_each_hazard() {
     for (options, store, hazard) in [

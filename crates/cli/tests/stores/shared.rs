@@ -104,8 +104,12 @@ pub(crate) async fn an_operator_frees_a_key(place: Place) {
     assert_eq!(pay(gateway.client(), "k").await.unwrap().text(), "{\"run\":1}");
     let (ok, said) = place.keys(&["release", "k", "--reason", "charged back"]).await;
     assert!(!ok && said.contains("--force"), "{said}");
-    let (ok, said) = place.keys(&["release", "k", "--reason", "charged back", "--force"]).await;
+    let (ok, said) = place.keys(&["forget", "k", "--reason", "charged back"]).await;
     assert!(ok, "{said}");
+    let (ok, said) = place.keys(&["forget", "k", "--reason", "charged back"]).await;
+    assert!(!ok && said.contains("has no reply that could be forgotten"), "{said}");
+    let (ok, said) = place.keys(&["audit", "k", "--json"]).await;
+    assert!(ok && said.matches("\"forget\"").count() == 1, "{said}");
     let again = pay(gateway.client(), "k").await.unwrap();
     assert_eq!((again.text(), again.header("idempotency-replayed")), ("{\"run\":2}", None));
     assert_eq!(upstream.last().header("idempotency-attempt"), Some("2"));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use onlyonce_core::{
     ClaimOutcome, CompleteOutcome, Fingerprint, Key, LeaseToken, ListQuery, OnLeaseEnd, Operation,
-    OperationId, OperatorAction, OperatorOutcome, RecordView, Reply, StateName, StoreAdmin,
+    OperationId, OperatorAction, OperatorOutcome, RecordView, Reply, StateName, StoreAdmin, Target,
 };
 
 use crate::harness::{answered, fresh_token, operation};
@@ -118,6 +118,39 @@ pub async fn a_stored_reply_yields_to_force_alone(h: &Harness) {
     }
 }
 
+/// A reply alone is forgotten: what has none is refused and left alone, a live lease too; its owner is fenced.
+pub async fn a_reply_alone_is_forgotten(h: &Harness) {
+    let admin = h.admin();
+    let forget = OperatorAction { target: Target::Completed, ..gently() };
+    let [done_, live, unknown, never] = ["done", "live", "unknown", "never"].map(|key| h.operation(key));
+    let owner = fresh_token();
+    h.acquire(&done_, owner).await;
+    h.finish(&done_, owner, Reply::new(201, "first")).await;
+    for operation in [&live, &unknown] {
+        h.acquire_as(operation, &h.hold(owner)).await;
+    }
+    h.mark_unknown(&unknown, owner).await;
+    let free = async |operation: &Operation| answered(admin.free(operation.id(), &forget).await);
+    assert!(matches!(free(&live).await, OperatorOutcome::LiveLease { .. }));
+    assert_eq!(free(&unknown).await, OperatorOutcome::NoReply);
+    assert_eq!(free(&never).await, OperatorOutcome::Absent);
+    assert_eq!(answered(admin.audit(None, 10).await), [], "a refusal is not noted");
+    h.finish(&live, owner, Reply::ok("a refusal changes nothing")).await;
+
+    let OperatorOutcome::Done(view) = free(&done_).await else { panic!("a reply is forgotten") };
+    assert_eq!((view.state, &view.reply), (StateName::Freed, &None));
+    assert_eq!(free(&done_).await, OperatorOutcome::NoReply, "there is none any more");
+    let audit = answered(admin.audit(None, 10).await);
+    let [entry] = &audit[..] else { panic!("one entry, not {audit:?}") };
+    assert_eq!(
+        (entry.action.as_str(), entry.before.as_str(), entry.after.as_str()),
+        ("forget", "completed 201", "freed")
+    );
+    h.assert_fenced(&done_, owner, None).await;
+    let another = done_.with_fingerprint(Fingerprint::of("another request"));
+    assert_eq!(h.acquire(&another, fresh_token()).await.attempt, 2);
+}
+
 /// What was never claimed, was released, or has expired is absent for operators too: nothing is made, nothing is noted.
 pub async fn what_is_not_there_stays_absent(h: &Harness) {
     let admin = h.admin();
@@ -147,8 +180,11 @@ pub async fn every_change_is_on_the_audit_table(h: &Harness) {
     h.advance(h.unit()).await;
     done(admin.resolve(second.id(), &Reply::new(201, "x"), h.retention(), &gently()).await);
     h.advance(h.unit()).await;
-    let by_force =
-        OperatorAction { actor: "bob".into(), reason: "'; it was \u{e9} \"wrong\"".into(), force: true };
+    let by_force = OperatorAction {
+        actor: "bob".into(),
+        reason: "'; it was \u{e9} \"wrong\"".into(),
+        target: Target::Any,
+    };
     done(admin.resolve(second.id(), &Reply::new(500, "y"), h.retention(), &by_force).await);
     let now = h.wall().await;
 
@@ -380,11 +416,11 @@ fn by_hand() -> Reply {
 }
 
 fn gently() -> OperatorAction {
-    OperatorAction { actor: "alice".into(), reason: "the bank confirmed".into(), force: false }
+    OperatorAction { actor: "alice".into(), reason: "the bank confirmed".into(), target: Target::Undecided }
 }
 
 fn by_force() -> OperatorAction {
-    OperatorAction { force: true, ..gently() }
+    OperatorAction { target: Target::Any, ..gently() }
 }
 
 #[track_caller]

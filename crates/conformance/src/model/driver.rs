@@ -5,7 +5,7 @@ use std::time::Duration;
 use onlyonce_core::{
     ClaimOutcome, ClaimRequest, CompleteOutcome, Completion, Fingerprint, LeaseToken, Operation,
     OperatorAction, OperatorOutcome, PurgeRequest, RecordView, ReleaseOutcome, RenewOutcome, Reply,
-    StoredReply,
+    StoredReply, Target,
 };
 use tokio::time::Instant;
 
@@ -147,11 +147,12 @@ impl<'h> Run<'h> {
             Step::Resolve { key, reply, retention, force } => {
                 let (id, reply) = (operation(key, 0).id().clone(), reply_of(reply));
                 let admin = h.admin();
-                self.operated(&answered(admin.resolve(&id, &reply, self.time(retention), &by(force)).await))
+                let action = by(if force { Target::Any } else { Target::Undecided });
+                self.operated(&answered(admin.resolve(&id, &reply, self.time(retention), &action).await))
             }
-            Step::Free { key, force } => {
+            Step::Free { key, target } => {
                 let admin = h.admin();
-                self.operated(&answered(admin.free(operation(key, 0).id(), &by(force)).await))
+                self.operated(&answered(admin.free(operation(key, 0).id(), &by(target)).await))
             }
         }
     }
@@ -200,6 +201,7 @@ impl<'h> Run<'h> {
             OperatorOutcome::Absent => Answer::Absent,
             OperatorOutcome::LiveLease { left } => Answer::LiveLease { left: self.ticks(*left) },
             OperatorOutcome::Completed => Answer::HasReply,
+            OperatorOutcome::NoReply => Answer::NoReply,
         }
     }
 
@@ -259,7 +261,8 @@ fn is_refusal(answer: &Answer) -> bool {
         | Answer::Absent
         | Answer::Fenced { .. }
         | Answer::LiveLease { .. }
-        | Answer::HasReply => true,
+        | Answer::HasReply
+        | Answer::NoReply => true,
         Answer::Acquired { .. }
         | Answer::Renewed
         | Answer::Stored { .. }
@@ -300,6 +303,6 @@ fn number_of(reply: &Reply) -> u16 {
     number
 }
 
-fn by(force: bool) -> OperatorAction {
-    OperatorAction { actor: "operator".into(), reason: "a history".into(), force }
+fn by(target: Target) -> OperatorAction {
+    OperatorAction { actor: "operator".into(), reason: "a history".into(), target }
 }

@@ -1,6 +1,6 @@
 //! What happens in a history.
 
-use onlyonce_core::OnLeaseEnd;
+use onlyonce_core::{OnLeaseEnd, Target};
 use proptest::prelude::*;
 
 use super::driver::Traits;
@@ -27,7 +27,7 @@ pub(super) enum Step {
     Purge { hold_retention: Ticks },
     Restart,
     Resolve { key: usize, reply: u16, retention: Ticks, force: bool },
-    Free { key: usize, force: bool },
+    Free { key: usize, target: Target },
 }
 
 pub(super) fn policy_of(owner: usize) -> OnLeaseEnd {
@@ -88,6 +88,8 @@ pub(super) fn steps(traits: Traits) -> BoxedStrategy<Step> {
     }
     let resolve = (key.clone(), any::<u16>(), retention, prop::bool::weighted(0.3))
         .prop_map(|(key, reply, retention, force)| Step::Resolve { key, reply, retention, force });
-    let free = (key, prop::bool::weighted(0.3)).prop_map(|(key, force)| Step::Free { key, force });
+    let target =
+        prop_oneof![2 => Just(Target::Undecided), 1 => Just(Target::Completed), 1 => Just(Target::Any)];
+    let free = (key, target).prop_map(|(key, target)| Step::Free { key, target });
     prop_oneof![22 => owners, 1 => resolve, 2 => free].boxed()
 }

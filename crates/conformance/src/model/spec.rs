@@ -1,6 +1,6 @@
 //! The reference model: what the architecture says, in the plainest words, and with no help from the product.
 
-use onlyonce_core::{OnLeaseEnd, StateName};
+use onlyonce_core::{OnLeaseEnd, StateName, Target};
 
 use super::driver::Traits;
 use super::history::{KEYS, Step, Ticks, policy_of};
@@ -54,6 +54,7 @@ pub(super) enum Answer {
     Purged { removed: u64 },
     LiveLease { left: Ticks },
     HasReply,
+    NoReply,
     Done,
     Silent,
 }
@@ -118,9 +119,10 @@ impl Spec {
                 Answer::Silent
             }
             Step::Resolve { key, reply, retention, force } => {
-                self.operate(key, force, |now| Stage::Done { reply, expires: now + retention })
+                let target = if force { Target::Any } else { Target::Undecided };
+                self.operate(key, target, |now| Stage::Done { reply, expires: now + retention })
             }
-            Step::Free { key, force } => self.operate(key, force, |_| Stage::Freed),
+            Step::Free { key, target } => self.operate(key, target, |_| Stage::Freed),
         }
     }
 
@@ -256,14 +258,16 @@ impl Spec {
         Answer::Purged { removed }
     }
 
-    fn operate(&mut self, key: usize, force: bool, stage: impl FnOnce(Ticks) -> Stage) -> Answer {
+    fn operate(&mut self, key: usize, target: Target, stage: impl FnOnce(Ticks) -> Stage) -> Answer {
         let now = self.now;
         let Some(rec) = self.living(key) else { return Answer::Absent };
         match rec.stage {
-            Stage::Working if rec.lease_end > now && !force => {
+            Stage::Working if rec.lease_end > now && target != Target::Any => {
                 return Answer::LiveLease { left: rec.lease_end - now };
             }
-            Stage::Done { .. } if !force => return Answer::HasReply,
+            Stage::Done { .. } if target == Target::Undecided => return Answer::HasReply,
+            Stage::Done { .. } => {}
+            _ if target == Target::Completed => return Answer::NoReply,
             _ => {}
         }
         (rec.owner, rec.lease_end, rec.stage) = (None, now, stage(now));

@@ -63,7 +63,7 @@ impl StoreAdmin for MemoryStore {
     }
 
     async fn free(&self, id: &OperationId, action: &OperatorAction) -> Result<OperatorOutcome, StoreError> {
-        self.operate("release", id, action, |_| RowState::Freed)
+        self.operate(action.freeing(), id, action, |_| RowState::Freed)
     }
 
     async fn stats(&self) -> Result<StoreStats, StoreError> {
@@ -108,10 +108,11 @@ impl MemoryStore {
         let token = nobodys_token(name)?;
         let mut shard = self.shard(id).lock();
         let record = shard.rows.get(id).map(|row| self.record(row));
-        match decide_operator(record.as_ref(), action.force) {
+        match decide_operator(record.as_ref(), action.target) {
             OperatorDecision::Absent => return Ok(OperatorOutcome::Absent),
             OperatorDecision::LiveLease { left } => return Ok(OperatorOutcome::LiveLease { left }),
             OperatorDecision::Completed => return Ok(OperatorOutcome::Completed),
+            OperatorDecision::NoReply => return Ok(OperatorOutcome::NoReply),
             OperatorDecision::Apply => {}
         }
         Ok(self.rewrite(&mut shard, name, id, action, |row| {

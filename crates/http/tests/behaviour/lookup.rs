@@ -1,6 +1,6 @@
 //! The status of a key, asked for by the client that sent it.
 
-use onlyonce_core::{Key, OperationId, OperatorAction, Scope};
+use onlyonce_core::{Key, OperationId, OperatorAction, Scope, Target};
 use testkit::{ClientResponse, wait_until};
 
 use crate::harness::{Gate, Hit, Server, ServerOptions, TestStore, assert_problem, on_every_store, reply};
@@ -60,7 +60,8 @@ async fn a_key_is_absent_in_progress_completed_or_unknown(store: TestStore) {
     assert!(unknown["state"] == "unknown" && is_time(&unknown["since"]), "{unknown}");
 
     let id = OperationId { scope: Scope::anonymous(), key: Key::new("lost").unwrap() };
-    let action = OperatorAction { actor: "me".into(), reason: "it did not happen".into(), force: false };
+    let action =
+        OperatorAction { actor: "me".into(), reason: "it did not happen".into(), target: Target::Undecided };
     store.admin.free(&id, &action).await.unwrap();
     assert_eq!(look(&server, "lost").await.json()["state"], "absent", "freed: a retry runs");
     assert_eq!(server.runs(), 2);

@@ -223,7 +223,11 @@ async fn what_the_leased_mode_left_is_met_as_the_policies_say() {
     let met = shop.order(&mut client, &op("held")).await.unwrap();
     assert!(matches!(met, OnceOutcome::Unknown { .. }), "{met:?}");
     // Freed by an operator: a new attempt, of any request.
-    let action = OperatorAction { actor: "tests".into(), reason: "nothing happened".into(), force: false };
+    let action = OperatorAction {
+        actor: "tests".into(),
+        reason: "nothing happened".into(),
+        target: onlyonce_core::Target::Undecided,
+    };
     let freed = shop.store.free(op("held").id(), &action).await.unwrap();
     assert!(matches!(freed, OperatorOutcome::Done(_)), "{freed:?}");
     let mut tx = client.transaction().await.unwrap();

@@ -7,7 +7,8 @@ use clap::ValueEnum;
 use onlyonce_core::{Clock, Key, ListPage, ListQuery, OperationId, RecordView, StateName, SystemClock};
 use serde::Serialize;
 
-use super::{parse_duration, parse_scope};
+use super::parse_scope;
+use crate::commands::units::duration;
 use crate::failure::Failure;
 use crate::output::{self, RecordJson};
 use crate::store_url::StoreArg;
@@ -17,7 +18,7 @@ use crate::store_url::StoreArg;
 #[command(after_help = "\
 Examples:
   onlyonce keys list
-  onlyonce keys list --state unknown --older-than 1h --json
+  onlyonce keys list --state unknown --older-than 10m --json
   onlyonce keys list --key order-7 --store sqlite:/var/lib/onlyonce/keys.db")]
 pub(super) struct List {
     #[command(flatten)]
@@ -29,7 +30,7 @@ pub(super) struct List {
     #[arg(long)]
     key: Option<String>,
     /// Only records created at least this long ago, such as 90s, 15m or 2d
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
     older_than: Option<Duration>,
     /// At most this many
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -107,7 +108,7 @@ fn print(out: &mut impl Write, page: &ListPage) -> Result<(), Failure> {
     Ok(())
 }
 
-fn row(record: &RecordView) -> [String; 6] {
+pub(super) fn row(record: &RecordView) -> [String; 6] {
     let age = SystemClock.wall().duration_since(record.created_at).unwrap_or_default();
     [
         output::state(record).into(),

@@ -1,31 +1,36 @@
 //! `onlyonce keys`: what an operator may look at and decide.
 
 mod audit;
+mod bulk;
+mod find;
+mod forget;
 mod list;
 mod purge;
 mod release;
 mod resolve;
+mod scope;
 mod show;
 mod stats;
-
-use std::time::Duration;
+mod watch;
 
 use clap::Subcommand;
 use onlyonce_core::{
-    Key, ListQuery, OperationId, OperatorAction, OperatorOutcome, RecordView, Scope, StoreAdmin,
+    Key, ListQuery, OperationId, OperatorAction, OperatorOutcome, RecordView, Scope, StoreAdmin, Target,
 };
 
 use super::operator::{one_line, user_name};
 use crate::failure::Failure;
 use crate::output;
+use scope::Whose;
+pub(super) use scope::scope_secret;
 
 /// Looks at records, and decides those whose outcome is unknown
 #[derive(Debug, clap::Args)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 #[command(after_help = "\
 Examples:
-  onlyonce keys list --state unknown
-  onlyonce keys show order-7
+  onlyonce keys list --state unknown --older-than 10m
+  onlyonce keys find order-7 --scope-of 'Bearer sk_live_…'
   onlyonce keys resolve order-7 --status 201 --body @reply.json --reason 'the bank shows the charge'
   onlyonce keys release order-7 --reason 'the bank shows no charge'")]
 pub(crate) struct Keys {
@@ -36,9 +41,12 @@ pub(crate) struct Keys {
 #[derive(Debug, Subcommand)]
 enum Command {
     List(list::List),
+    Find(find::Find),
     Show(show::Show),
     Resolve(resolve::Resolve),
     Release(release::Release),
+    Forget(forget::Forget),
+    Watch(watch::Watch),
     Purge(purge::Purge),
     Stats(stats::Stats),
     Audit(audit::Audit),
@@ -50,9 +58,12 @@ impl Keys {
         runtime.block_on(async {
             match self.command {
                 Command::List(command) => command.run().await,
+                Command::Find(command) => command.run().await,
                 Command::Show(command) => command.run().await,
                 Command::Resolve(command) => command.run().await,
                 Command::Release(command) => command.run().await,
+                Command::Forget(command) => command.run().await,
+                Command::Watch(command) => command.run().await,
                 Command::Purge(command) => command.run().await,
                 Command::Stats(command) => command.run().await,
                 Command::Audit(command) => command.run().await,
@@ -66,9 +77,8 @@ impl Keys {
 struct Which {
     /// The idempotency key, byte for byte
     key: String,
-    /// Whose key it is; needed only where several scopes have the key. '' is the anonymous scope
-    #[arg(long)]
-    scope: Option<String>,
+    #[command(flatten)]
+    whose: Whose,
 }
 
 /// Who changes something, and why.
@@ -92,29 +102,32 @@ impl Which {
     /// The record's identity; without `--scope` the store is asked which scopes have the key.
     async fn find(&self, store: &dyn StoreAdmin) -> Result<OperationId, Failure> {
         let key = Key::new(&self.key).map_err(|error| Failure::Usage(format!("KEY: {error}")))?;
-        if let Some(scope) = &self.scope {
-            return Ok(OperationId { scope: parse_scope(scope)?, key });
+        match self.whose.scope()? {
+            Some(scope) => Ok(OperationId { scope, key }),
+            None => alone(store, key).await,
         }
-        let query =
-            ListQuery { key: Some(key.clone()), limit: SCOPES_SHOWN as u32 + 1, ..ListQuery::default() };
-        let mut found: Vec<OperationId> =
-            store.list(&query).await?.records.into_iter().map(|r| r.id).collect();
-        match found.len() {
-            0 => Err(Failure::Refused(format!(
-                "no record has the key {key:?}; `onlyonce keys list` shows those there are",
-                key = key.as_str()
-            ))),
-            1 => Ok(found.remove(0)),
-            _ => {
-                let more = if found.len() > SCOPES_SHOWN { ", …" } else { "" };
-                let scopes: Vec<String> =
-                    found.iter().take(SCOPES_SHOWN).map(|id| format!("{:?}", id.scope.as_str())).collect();
-                Err(Failure::Refused(format!(
-                    "several scopes have the key {:?}; add --scope with one of: {}{more}",
-                    key.as_str(),
-                    scopes.join(", ")
-                )))
-            }
+    }
+}
+
+/// The one record with this key, whatever its scope.
+async fn alone(store: &dyn StoreAdmin, key: Key) -> Result<OperationId, Failure> {
+    let query = ListQuery { key: Some(key.clone()), limit: SCOPES_SHOWN as u32 + 1, ..ListQuery::default() };
+    let mut found: Vec<OperationId> = store.list(&query).await?.records.into_iter().map(|r| r.id).collect();
+    match found.len() {
+        0 => Err(Failure::Refused(format!(
+            "no record has the key {key:?}; `onlyonce keys list` shows those there are",
+            key = key.as_str()
+        ))),
+        1 => Ok(found.remove(0)),
+        _ => {
+            let more = if found.len() > SCOPES_SHOWN { ", …" } else { "" };
+            let scopes: Vec<String> =
+                found.iter().take(SCOPES_SHOWN).map(|id| format!("{:?}", id.scope.as_str())).collect();
+            Err(Failure::Refused(format!(
+                "several scopes have the key {:?}; add --scope with one of: {}{more}",
+                key.as_str(),
+                scopes.join(", ")
+            )))
         }
     }
 }
@@ -122,7 +135,8 @@ impl Which {
 impl Why {
     fn action(&self) -> OperatorAction {
         let actor = self.actor.clone().unwrap_or_else(user_name);
-        OperatorAction { actor, reason: self.reason.clone(), force: self.force }
+        let target = if self.force { Target::Any } else { Target::Undecided };
+        OperatorAction { actor, reason: self.reason.clone(), target }
     }
 
     /// What is said after a change that may have replaced a reply.
@@ -152,18 +166,12 @@ fn done(outcome: OperatorOutcome, id: &OperationId) -> Result<Box<RecordView>, F
         OperatorOutcome::Completed => Err(Failure::Refused(format!(
             "{key:?} has a reply already (`onlyonce keys show`); add --force to give it up"
         ))),
+        OperatorOutcome::NoReply => Err(Failure::Refused(format!(
+            "{key:?} has no reply that could be forgotten; `onlyonce keys release` frees a key whose outcome is unknown"
+        ))),
     }
 }
 
 fn parse_scope(scope: &str) -> Result<Scope, Failure> {
     Scope::new(scope).map_err(|error| Failure::Usage(format!("--scope: {error}")))
-}
-
-// Ten years, as in the engine: a typing error must not make a record immortal.
-fn parse_duration(text: &str) -> Result<Duration, String> {
-    const MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
-    match humantime::parse_duration(text).map_err(|error| error.to_string())? {
-        span if span > MAX => Err("the limit is ten years".into()),
-        span => Ok(span),
-    }
 }

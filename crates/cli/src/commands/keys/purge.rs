@@ -7,7 +7,7 @@ use indicatif::ProgressBar;
 use onlyonce_core::{PurgeRequest, Purged, StoreAdmin};
 use serde::Serialize;
 
-use super::parse_duration;
+use crate::commands::units::duration;
 use crate::failure::Failure;
 use crate::output;
 use crate::store_url::StoreArg;
@@ -25,7 +25,7 @@ pub(super) struct Purge {
     #[command(flatten)]
     store: StoreArg,
     /// How long records without a reply are kept after their lease
-    #[arg(long, value_name = "DURATION", default_value = "7d", value_parser = parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "7d", value_parser = duration)]
     hold_retention: Duration,
     /// Print JSON: `removed`
     #[arg(long)]

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write, stdout};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,7 +11,10 @@ use http::{HeaderName, HeaderValue};
 use onlyonce_core::Reply;
 use onlyonce_http::headers::is_never_stored;
 
-use super::{Which, Why, done, parse_duration};
+use super::bulk::Bulk;
+use super::scope::Whose;
+use super::{Which, Why, done};
+use crate::commands::units::duration;
 use crate::failure::Failure;
 use crate::output::{self, RecordJson};
 use crate::store_url::StoreArg;
@@ -24,41 +28,61 @@ use crate::store_url::StoreArg;
 Examples:
   onlyonce keys resolve order-7 --status 201 --body @reply.json \\
       --header 'Content-Type: application/json' --reason 'the bank shows charge ch_81'
-  onlyonce keys resolve order-7 --status 402 --body 'card declined' --reason 'the bank declined it'")]
+  onlyonce keys resolve order-7 --status 402 --body 'card declined' --reason 'the bank declined it'
+
+Many at once, from a file with a JSON document on each line:
+  {\"key\": \"order-7\", \"scope\": \"…\", \"status\": 201, \"headers\": [[\"content-type\", \"application/json\"]], \"body\": \"{}\"}
+  onlyonce keys resolve --file decided.ndjson --reason 'as the bank has it'")]
 pub(super) struct Resolve {
+    /// The idempotency key, byte for byte
+    #[arg(required_unless_present = "file")]
+    key: Option<String>,
     #[command(flatten)]
-    which: Which,
+    whose: Whose,
     /// The status of the reply
-    #[arg(long, value_parser = clap::value_parser!(u16).range(200..=599))]
-    status: u16,
+    #[arg(long, required_unless_present = "file", value_parser = clap::value_parser!(u16).range(200..=599))]
+    status: Option<u16>,
     /// The body of the reply: text, or @FILE for the bytes of a file (at most 16 MiB)
-    #[arg(long, value_name = "TEXT|@FILE")]
-    body: String,
+    #[arg(long, required_unless_present = "file", value_name = "TEXT|@FILE")]
+    body: Option<String>,
+    /// Many at once: a file with a JSON document on each line: `key`, `status`, and where needed `scope`, `headers`, `body`,
+    /// `body_encoding` (utf-8, or base64), `reason`; - is standard input. All lines are read before anything is changed; one that is refused does
+    /// not stop the others; the same file may be given again
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["key", "scope", "scope_of", "status", "body", "headers"])]
+    file: Option<PathBuf>,
     /// A header of the reply; may be given several times
     #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
     headers: Vec<(HeaderName, HeaderValue)>,
     /// How long the reply is kept
-    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration)]
     retention: Duration,
     #[command(flatten)]
     why: Why,
     #[command(flatten)]
     store: StoreArg,
-    /// Print the record as JSON
+    /// Print the record as JSON; with --file `resolved`, `already` and `refused`
     #[arg(long)]
     json: bool,
 }
 
-const BODY_BYTES_MAX: u64 = 16 * 1024 * 1024;
+pub(super) const BODY_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
 impl Resolve {
     pub(super) async fn run(self) -> Result<(), Failure> {
-        let mut reply = Reply::new(self.status, body(&self.body)?);
+        let (Some(key), Some(status), Some(text)) = (self.key, self.status, &self.body) else {
+            let Some(file) = &self.file else {
+                return Err(Failure::Usage("give KEY, --status and --body, or --file".into()));
+            };
+            let decisions = Bulk::read(file)?;
+            let store = self.store.open_existing().await?;
+            return decisions.apply(&*store, self.retention, &self.why.action(), self.json).await;
+        };
+        let mut reply = Reply::new(status, body(text)?);
         for (name, value) in self.headers {
             reply = reply.with_header(name, value);
         }
         let store = self.store.open_existing().await?;
-        let id = self.which.find(&*store).await?;
+        let id = Which { key, whose: self.whose }.find(&*store).await?;
         let record = done(store.resolve(&id, &reply, self.retention, &self.why.action()).await?, &id)?;
         let mut out = stdout().lock();
         match self.json {
@@ -92,6 +116,11 @@ fn body(text: &str) -> Result<Bytes, Failure> {
 
 fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
     let (name, value) = text.split_once(':').ok_or("write it as 'Name: value'")?;
+    header_pair(name, value)
+}
+
+/// A header that a stored reply may have.
+pub(super) fn header_pair(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), String> {
     let name =
         HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is not a header name"))?;
     let value =

@@ -13,7 +13,7 @@ pub(super) fn print(
     options: &GatewayOptions,
     store: &Capabilities,
     policy: &Policy,
-    files: Option<String>,
+    found: [Option<String>; 2],
 ) {
     let durable = if store.durable { "durable" } else { "NOT durable" };
     eprintln!("onlyonce {}", env!("CARGO_PKG_VERSION"));
@@ -32,7 +32,7 @@ pub(super) fn print(
         eprintln!("  passes    application/grpc, unguarded: its calls say how they ended after the reply");
     }
     eprintln!("  policy    {}", policy_line(serve, policy));
-    for hazard in hazards(serve, store).into_iter().chain(files) {
+    for hazard in hazards(serve, store).into_iter().chain(found.into_iter().flatten()) {
         eprintln!("  hazard    {hazard}");
     }
 }

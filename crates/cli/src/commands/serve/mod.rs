@@ -40,7 +40,7 @@ impl Serve {
         policy.check().map_err(|error| Failure::Usage(error.to_string()))?;
         let layer = self.layer()?;
         let admin = self.admin.listener()?;
-        let store = self.store.open().await?;
+        let (store, note) = self.store.open().await?;
         let capabilities = store.capabilities();
         if self.require_durable && !capabilities.durable {
             let hazard = capabilities.hazard.unwrap_or_default();
@@ -58,7 +58,7 @@ impl Serve {
         let verdicts = Verdicts::default();
         let layer = layer(&idempotency, store.clone(), verdicts.clone());
         let files = files::hazard(files::raise_limit(), options.max_connections);
-        banner::print(&self, &options, &capabilities, idempotency.policy(), files);
+        banner::print(&self, &options, &capabilities, idempotency.policy(), [note, files]);
         let admin = admin_listener.map(|((listener, addr), token)| {
             eprintln!("  admin     http://{addr}");
             let counters = &options.counters;

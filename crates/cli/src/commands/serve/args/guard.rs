@@ -8,6 +8,7 @@ use onlyonce_core::fingerprint::Definition;
 use onlyonce_gateway::{RoutePattern, Routes};
 use onlyonce_http::{IdempotencyLayer, KeyRule, ScopeSecret, ScopeSource};
 
+use crate::commands::keys::scope_secret;
 use crate::commands::serve::fingerprint;
 use crate::failure::Failure;
 
@@ -119,11 +120,6 @@ impl GuardArgs {
     }
 
     fn scope_secret(&self) -> Result<Option<ScopeSecret>, Failure> {
-        let Some(path) = &self.scope_secret_file else { return Ok(None) };
-        let doing = format!("--scope-secret-file {}", path.display());
-        let secret = std::fs::read(path).map_err(|error| Failure::io(&doing, &error))?;
-        ScopeSecret::new(secret.trim_ascii())
-            .map(Some)
-            .map_err(|error| Failure::Usage(format!("{doing}: {error}")))
+        self.scope_secret_file.as_deref().map(scope_secret).transpose()
     }
 }

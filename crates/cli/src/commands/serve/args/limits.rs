@@ -74,7 +74,14 @@ pub(crate) struct LimitArgs {
     /// Replies kept in memory for replays; 0: none
     #[arg(long, value_name = "BYTES", default_value = "32MiB", value_parser = bytes64)]
     cache_bytes: u64,
+    /// How long a reply is replayed from memory before the store is asked again, at most 60s: so long may pass until a
+    /// `keys forget` reaches this gateway
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = cache_time)]
+    cache_time: Duration,
 }
+
+/// What `keys forget` says: no gateway replays longer from its memory.
+const CACHE_TIME_MAX: Duration = Duration::from_secs(60);
 
 impl LimitArgs {
     pub(crate) fn of_gateway(&self, options: GatewayOptions) -> GatewayOptions {
@@ -102,6 +109,7 @@ impl LimitArgs {
             max_in_flight: self.max_in_flight,
             max_waiters: self.max_waiters,
             cache_bytes: self.cache_bytes,
+            cache_ttl: self.cache_time,
             ..Limits::default()
         }
     }
@@ -117,6 +125,13 @@ impl LimitArgs {
 
 fn at_least_one() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..)
+}
+
+fn cache_time(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        time if time <= CACHE_TIME_MAX => Ok(time),
+        _ => Err("the limit is 60s: so long after a `keys forget` no gateway may replay".into()),
+    }
 }
 
 fn header_bytes(text: &str) -> Result<usize, String> {
