@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http_body::Body;
 use http_body_util::BodyExt;
 
@@ -40,7 +40,9 @@ pub(crate) async fn collect<B>(
 where
     B: Body<Data = Bytes, Error = BoxError>,
 {
-    let mut buffer = Buffer::default();
+    // What is announced is not believed, but never held more of than it says.
+    let announced = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
+    let mut buffer = Buffer::up_to(announced.unwrap_or(usize::MAX).min(bytes_max));
     let mut trailers = None;
     while let Some(frame) = body.frame().await {
         let data = match frame.map_err(Cut::Failed)?.into_data() {
@@ -52,15 +54,17 @@ where
         };
         let needed = buffer.len().saturating_add(data.len());
         if needed > bytes_max {
-            buffer.push(data);
+            buffer.push_last(data);
             return Err(Cut::TooLong(buffer.into_bytes()));
         }
+        // Taken is what is held, not what of it is filled.
+        let held = buffer.held_with(data.len());
         let granted = match room {
-            Room::Request => permit.grow_for_request(needed),
-            Room::Reply(patience) => permit.grow_for_reply(needed, patience).await,
+            Room::Request => permit.grow_for_request(held),
+            Room::Reply(patience) => permit.grow_for_reply(held, patience).await,
         };
         if !granted {
-            buffer.push(data);
+            buffer.push_last(data);
             return Err(Cut::OverBudget(buffer.into_bytes()));
         }
         buffer.push(data);
@@ -68,16 +72,31 @@ where
     Ok(Whole { data: buffer.into_bytes(), trailers })
 }
 
-/// A body of one piece is kept as it came; of several it is copied together once.
-#[derive(Default)]
+/// A body of one piece is kept as it came; of several it is copied together, in a buffer that doubles as it fills and is
+/// never larger than the body may be.
 struct Buffer {
     first: Bytes,
-    joined: BytesMut,
+    joined: Vec<u8>,
+    bytes_max: usize,
 }
 
 impl Buffer {
+    fn up_to(bytes_max: usize) -> Self {
+        Self { first: Bytes::new(), joined: Vec::new(), bytes_max }
+    }
+
     fn len(&self) -> usize {
         self.first.len() + self.joined.len()
+    }
+
+    /// Bytes of memory that it takes when so many are pushed.
+    fn held_with(&self, more: usize) -> usize {
+        let needed = self.len().saturating_add(more);
+        match self.len() {
+            0 => needed,
+            _ if needed <= self.joined.capacity() => self.joined.capacity(),
+            _ => needed.max(self.len().saturating_mul(2).min(self.bytes_max)),
+        }
     }
 
     fn push(&mut self, data: Bytes) {
@@ -85,14 +104,41 @@ impl Buffer {
             self.first = data;
             return;
         }
-        if !self.first.is_empty() {
-            self.joined.reserve(self.first.len() + data.len());
-            self.joined.extend_from_slice(&std::mem::take(&mut self.first));
+        let held = self.held_with(data.len());
+        if held > self.joined.capacity() {
+            self.joined.reserve_exact(held - self.joined.len());
         }
+        self.joined.extend_from_slice(&std::mem::take(&mut self.first));
         self.joined.extend_from_slice(&data);
     }
 
+    /// Makes no room for more.
+    fn push_last(&mut self, data: Bytes) {
+        self.bytes_max = self.len() + data.len();
+        self.push(data);
+    }
+
     fn into_bytes(self) -> Bytes {
-        if self.joined.is_empty() { self.first } else { self.joined.freeze() }
+        if self.joined.is_empty() { self.first } else { self.joined.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_holds_what_it_says_and_no_more_than_the_body_may_have() {
+        for (bytes_max, piece) in [(1 << 20, 16_384), (1 << 20, 1), (100_000, 30_000), (10, 10)] {
+            let mut buffer = Buffer::up_to(bytes_max);
+            while buffer.len() + piece <= bytes_max.min(200_000) {
+                let held = buffer.held_with(piece);
+                buffer.push(Bytes::from(vec![7; piece]));
+                assert!(held <= bytes_max, "{held} of {bytes_max}");
+                assert!(buffer.joined.capacity() <= held && buffer.len() <= held);
+            }
+            let len = buffer.len();
+            assert_eq!(buffer.into_bytes(), vec![7; len]);
+        }
     }
 }

@@ -7,6 +7,7 @@ mod admin;
 mod common;
 mod idle;
 mod logs;
+mod memory;
 mod operator;
 mod options;
 mod routes;
