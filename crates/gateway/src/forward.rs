@@ -14,6 +14,7 @@ use crate::options::GatewayOptions;
 use crate::problem;
 use crate::server::Peer;
 use crate::trust::TrustedProxies;
+use crate::websocket;
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
@@ -25,7 +26,7 @@ const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host")
 /// Refuses what two readers could read in two ways. hyper has refused bad lengths and chunks before, and has marked
 /// the connection for closing where both a length and chunks were given.
 pub(crate) fn admit(head: &request::Parts) -> Result<(), Problem> {
-    if head.method == Method::CONNECT {
+    if head.method == Method::CONNECT && !websocket::is_connect(head) {
         return Err(problem::connect());
     }
     target_has_one_meaning(head)?;
@@ -75,18 +76,6 @@ fn host_agrees(head: &request::Parts) -> Result<(), Problem> {
 fn is_host(host: &HeaderValue) -> bool {
     // Empty is what RFC 9112 §3.2 prescribes when there is no authority.
     host.is_empty() || (!host.as_bytes().contains(&b'@') && Authority::try_from(host.as_bytes()).is_ok())
-}
-
-/// Whether it asks for a WebSocket over HTTP/1.1, the one upgrade that is forwarded.
-pub(crate) fn wants_websocket(head: &request::Parts) -> bool {
-    if head.method != Method::GET || head.version != Version::HTTP_11 {
-        return false;
-    }
-    let mut upgrades = head.headers.get_all(UPGRADE).iter();
-    let only = |value: &HeaderValue| value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"websocket");
-    upgrades.next().is_some_and(only)
-        && upgrades.next().is_none()
-        && tokens(&head.headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
 }
 
 /// Makes a received request head one to be sent; `attempt` is of a guarded one.
@@ -154,9 +143,9 @@ fn strip_ours(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether the connection ends with this message.
-pub(crate) fn closes(headers: &HeaderMap) -> bool {
-    tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("close"))
+/// Whether `Connection` names this option.
+pub(crate) fn names(headers: &HeaderMap, option: &str) -> bool {
+    tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case(option))
 }
 
 /// The headers of an interim answer (1xx) to be sent on. Nobody but us says what became of a key.

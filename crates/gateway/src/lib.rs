@@ -13,7 +13,7 @@
 //! | [`counters`] | [`Counters`]: what happened |
 //! | [`body`] | [`UpstreamBody`]: a response body, streamed |
 //!
-//! Inside: `admission` (between a connection and the service), `forward` (which headers go on), `pool` and `upstream` (connections), `tunnel` (WebSocket), `socket` and
+//! Inside: `admission` (between a connection and the service), `forward` (which headers go on), `pool` and `upstream` (connections), `websocket` and `tunnel` (WebSocket), `socket` and
 //! `exchange` (the client's end: times, interim answers, half-closed clients), `problem` (refusals).
 //!
 //! ```no_run
@@ -53,6 +53,7 @@ mod socket;
 mod stream;
 mod tunnel;
 mod upstream;
+mod websocket;
 
 pub use admin::{Admin, AdminToken, InvalidAdmin, Verdicts};
 pub use body::UpstreamBody;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{self, Poll};
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
 use http::{Method, Request, Response, StatusCode, Version, request};
 use http_body::Body;
 use onlyonce_engine::Context;
@@ -23,6 +23,7 @@ use crate::problem;
 use crate::server::Peer;
 use crate::tunnel;
 use crate::upstream::{Early, Failure, Upstream};
+use crate::websocket::{self, Asked};
 
 /// A reverse proxy for one upstream, as a tower service. Cheap to clone; clones share their connections.
 ///
@@ -87,8 +88,7 @@ where
         if let Err(problem) = forward::admit(&head) {
             return problem::closing(problem, self.options.docs_url.as_ref()).map(UpstreamBody::problem);
         }
-        let websocket =
-            forward::wants_websocket(&head) && body.is_end_stream() && !self.options.upstream.is_http2();
+        let websocket = websocket::asked(&head).filter(|_| body.is_end_stream());
         let peer = head.extensions.get::<Peer>().cloned();
         let owner = head.extensions.get::<Context>().cloned();
         let client = head.extensions.remove::<hyper::upgrade::OnUpgrade>();
@@ -103,8 +103,11 @@ where
             // A service that ignores such a body would read it as its next request (RFC 9110 §9.3.1): there is none.
             head.headers.append(CONNECTION, HeaderValue::from_static("close"));
         }
-        let answered = match client {
-            Some(client) if websocket => self.upgrade(head, body, client, peer).await,
+        let answered = match (client, websocket) {
+            (Some(client), Some(asked)) if self.upstream.takes_tunnels().await => {
+                self.websocket(&asked, Request::from_parts(head, body), client, peer).await
+            }
+            (_, Some(Asked::Connect)) => Err(Failure::Broken),
             _ => {
                 let options = &self.options;
                 let idle_for = if owner.is_some() { options.pool_idle_guarded } else { options.pool_idle };
@@ -129,23 +132,29 @@ where
         }
     }
 
-    async fn upgrade(
+    async fn websocket(
         &self,
-        mut head: request::Parts,
-        body: B,
+        asked: &Asked,
+        request: Request<B>,
         client: hyper::upgrade::OnUpgrade,
         peer: Option<Peer>,
     ) -> Result<Response<UpstreamBody<B>>, Failure> {
-        head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-        head.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-        let mut response = self.upstream.call_upgrade(Request::from_parts(head, body)).await?;
-        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        let h2c = self.options.upstream.is_http2();
+        let (mut head, body) = request.into_parts();
+        let key = websocket::ask(&mut head, asked, h2c);
+        let mut response = self.upstream.call_tunnel(Request::from_parts(head, body)).await?;
+        if !websocket::is_granted(response.status(), h2c) {
             return Ok(response.map(UpstreamBody::driven));
         }
-        tunnel::spawn(client, hyper::upgrade::on(&mut response), peer);
-        let mut response = response.map(UpstreamBody::driven);
-        response.extensions_mut().insert(Switched);
-        Ok(response)
+        let upstream = hyper::upgrade::on(&mut response);
+        let (mut head, body) = response.into_parts();
+        forward::response(&mut head);
+        if !websocket::answer(asked, &key, &mut head.status, &mut head.headers, h2c) {
+            return Err(Failure::Broken);
+        }
+        tunnel::spawn(client, upstream, peer);
+        head.extensions.insert(Switched);
+        Ok(Response::from_parts(head, UpstreamBody::driven(body)))
     }
 
     fn finish(
@@ -156,19 +165,18 @@ where
     ) -> Response<UpstreamBody<B>> {
         let (mut head, body) = response.into_parts();
         let switched = head.extensions.get::<Switched>().is_some();
-        if head.status == StatusCode::SWITCHING_PROTOCOLS && !switched {
+        if switched {
+            return Response::from_parts(head, body);
+        }
+        if head.status == StatusCode::SWITCHING_PROTOCOLS {
             // Nobody asked to switch, so what follows cannot be read.
             return self.failed(Failure::Broken, repeatable);
         }
         // It will not read the rest of the body, so that the client need not send it.
-        let cut = http1 && head.extensions.get::<Early>().is_some() && forward::closes(&head.headers);
+        let cut = http1 && head.extensions.get::<Early>().is_some() && forward::names(&head.headers, "close");
         forward::response(&mut head);
         if cut {
             head.headers.insert(CONNECTION, HeaderValue::from_static("close"));
-        }
-        if switched {
-            head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-            head.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
         }
         Response::from_parts(head, body)
     }
@@ -229,7 +237,7 @@ impl<B: Body + 'static> fmt::Debug for ProxyService<B> {
     }
 }
 
-/// The tunnel is up: a 101 that was asked for.
+/// The tunnel is up, and the head says so.
 #[derive(Clone, Copy)]
 struct Switched;
 

@@ -94,8 +94,11 @@ impl Peer {
 
     /// Runs its connection's tunnel: the server waits for it at its shutdown and then cuts it.
     pub(crate) fn tunnel(self, task: impl Future<Output = ()> + Send + 'static) {
-        self.0.tunnelled.store(true, Ordering::Relaxed);
-        self.0.exchange.enter(Phase::Opaque);
+        // Over HTTP/2 it is one stream of many, and the socket goes on as it was.
+        if self.0.exchange.phase() != Phase::Opaque {
+            self.0.tunnelled.store(true, Ordering::Relaxed);
+            self.0.exchange.enter(Phase::Opaque);
+        }
         let running = self.0.running.clone();
         running.tasks.spawn(async move {
             tokio::select! {
@@ -223,7 +226,8 @@ impl Protocols {
             .max_header_list_size(u32::try_from(2 * options.max_header_bytes).unwrap_or(u32::MAX))
             .max_concurrent_streams(options.max_streams)
             .keep_alive_interval(Duration::from_secs(20))
-            .keep_alive_timeout(Duration::from_secs(20));
+            .keep_alive_timeout(Duration::from_secs(20))
+            .enable_connect_protocol();
         Self {
             http1,
             http2,

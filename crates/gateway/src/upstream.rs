@@ -1,5 +1,6 @@
 //! Calls to the upstream: one connection each over HTTP/1.1, one shared over HTTP/2.
 
+use std::fmt;
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
@@ -57,8 +58,25 @@ pub(crate) struct Upstream<B: Body + 'static> {
     body_timeout: Duration,
     pool: Arc<Pool<B>>,
     /// Held while connecting, so that a burst opens one connection.
-    shared: Mutex<Option<http2::SendRequest<OutgoingBody<B>>>>,
+    shared: Mutex<Option<Shared<B>>>,
 }
+
+/// One connection for all.
+struct Shared<B: Body + 'static> {
+    sender: http2::SendRequest<OutgoingBody<B>>,
+    since: Instant,
+    /// Whether the upstream takes an extended CONNECT; it says so soon after the connection is up.
+    takes_tunnels: Box<dyn Fn() -> bool + Send>,
+}
+
+impl<B: Body + 'static> fmt::Debug for Shared<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("since", &self.since).finish_non_exhaustive()
+    }
+}
+
+/// How long an upstream may take to say what it takes.
+const SETTINGS_PATIENCE: Duration = Duration::from_secs(1);
 
 impl<B> Upstream<B>
 where
@@ -147,10 +165,33 @@ where
         Ok(response.map(UpstreamBody::driven))
     }
 
-    /// Sends the request on a connection of its own, which is never used again.
-    pub(crate) async fn call_upgrade(&self, request: Request<B>) -> Result<Response<Incoming>, Failure> {
-        let mut sender = self.connect_owned().await?.into_driven();
+    /// Whether it can be asked for a WebSocket. False too where it cannot be asked at all.
+    pub(crate) async fn takes_tunnels(&self) -> bool {
+        if !self.url.is_http2() {
+            return true;
+        }
+        if self.shared_sender().await.is_err() {
+            return false;
+        }
+        loop {
+            match &*self.shared.lock().await {
+                Some(shared) if (shared.takes_tunnels)() => return true,
+                Some(shared) if shared.since.elapsed() < SETTINGS_PATIENCE => {}
+                _ => return false,
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Asks for a tunnel. Over HTTP/1.1 on a connection of its own, which is never used again.
+    pub(crate) async fn call_tunnel(&self, request: Request<B>) -> Result<Response<Incoming>, Failure> {
         let request = request.map(|body| OutgoingBody::new(body, None));
+        if self.url.is_http2() {
+            let mut sender = self.shared_sender().await?;
+            let sent = self.in_time(None, sender.try_send_request(request)).await?;
+            return sent.map_err(|error| self.failure(error, None));
+        }
+        let mut sender = self.connect_owned().await?.into_driven();
         let sent = self.in_time(None, sender.try_send_request(request)).await?;
         sent.map_err(|error| self.failure(error, None))
     }
@@ -165,7 +206,7 @@ where
 
     async fn shared_sender(&self) -> Result<http2::SendRequest<OutgoingBody<B>>, Failure> {
         let mut shared = self.shared.lock().await;
-        if let Some(sender) = &*shared
+        if let Some(Shared { sender, .. }) = &*shared
             && !sender.is_closed()
         {
             return Ok(sender.clone());
@@ -180,9 +221,13 @@ where
             Ok(Err(error)) => return Err(self.unreachable(&error)),
             Err(elapsed) => return Err(self.unreachable(&elapsed)),
         };
+        // Never held across a wait.
+        let connection = Arc::new(parking_lot::Mutex::new(Box::pin(connection)));
+        let driven = connection.clone();
         // Ends when the last sender is gone; its errors reach the requests through their own channels.
-        tokio::spawn(connection);
-        *shared = Some(sender.clone());
+        tokio::spawn(std::future::poll_fn(move |cx| driven.lock().as_mut().poll(cx)));
+        let takes_tunnels = Box::new(move || connection.lock().is_extended_connect_protocol_enabled());
+        *shared = Some(Shared { sender: sender.clone(), since: Instant::now(), takes_tunnels });
         Ok(sender)
     }
 
