@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by it")]
 
 mod admin;
+mod clients;
 #[path = "../common/mod.rs"]
 mod common;
 mod idle;
