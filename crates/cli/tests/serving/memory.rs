@@ -13,7 +13,7 @@ const MIB: u64 = 1 << 20;
 const CLIENTS: usize = 1000;
 
 /// A thousand clients with a mebibyte each, over both protocols, while the service behind takes its time: those for whom the
-/// budget has no room get their 503, and memory stays under the budget and 64 MiB.
+/// budget has no room are refused, and memory stays under the budget and 64 MiB.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_clients_with_a_mebibyte_each_stay_within_the_budget() {
     const BUDGET: u64 = 64 * MIB;
@@ -26,7 +26,7 @@ async fn a_thousand_clients_with_a_mebibyte_each_stay_within_the_budget() {
     let options = ["--buffer-budget", &budget, "--cache-bytes", "0", "--upstream-timeout", "2m"];
     let gateway = Gateway::start(&upstream.url(), folder.path(), &options).await;
     // What is allocated once.
-    pay(gateway.client(), 0, Bytes::from_static(b"x")).await;
+    assert_eq!(pay(gateway.client(), 0, Bytes::from_static(b"x")).await, Some(201));
     let at_rest = gateway.process.rss_bytes();
 
     let body = Bytes::from(vec![b'7'; MIB as usize]);
@@ -34,23 +34,26 @@ async fn a_thousand_clients_with_a_mebibyte_each_stay_within_the_budget() {
         let client = if number % 2 == 0 { gateway.client() } else { Client::h2c(gateway.addr) };
         tokio::spawn(pay(client, number, body.clone()))
     });
-    let answers = join_all(clients).await;
-    let count = |status| answers.iter().filter(|answer| *answer.as_ref().unwrap() == status).count();
-    let (paid, refused) = (count(201), count(503));
+    let answers: Vec<Option<u16>> = join_all(clients).await.into_iter().map(Result::unwrap).collect();
+    let count = |status| answers.iter().filter(|answer| **answer == status).count();
+    let (paid, refused, cut) = (count(Some(201)), count(Some(503)), count(None));
     let peak = gateway.process.peak_rss_bytes();
-    println!("paid={paid} refused={refused} at_rest={at_rest} peak={peak} over_rest={}", peak - at_rest);
-    assert_eq!(paid + refused, CLIENTS, "{answers:?}");
+    println!(
+        "paid={paid} refused={refused} cut={cut} at_rest={at_rest} peak={peak} over_rest={}",
+        peak - at_rest
+    );
+    assert_eq!(paid + refused + cut, CLIENTS, "{answers:?}");
     // Some have room, and there is not room for all.
     assert!(paid > 0 && refused > 0, "{paid} paid, {refused} refused");
+    // A client that goes on writing its body to who has refused it may lose the answer with its connection.
+    assert!(cut <= CLIENTS / 20, "{cut} got no answer");
     assert!(peak <= BUDGET + 64 * MIB, "{peak} bytes at the peak");
-    assert_eq!(upstream.count(), paid + 1);
+    let ran = upstream.count();
+    assert!((paid + 1..=paid + cut + 1).contains(&ran), "{ran} ran, {paid} were told so");
 }
 
-async fn pay(client: Client, number: usize, body: Bytes) -> u16 {
+/// The status; none where the connection broke before it came.
+async fn pay(client: Client, number: usize, body: Bytes) -> Option<u16> {
     let request = client.post("/pay").key(&format!("k-{number}")).body(body);
-    request
-        .send()
-        .await
-        .map(|answer| answer.status)
-        .unwrap_or_else(|error| panic!("client {number}: {error:#}"))
+    request.send().await.ok().map(|answer| answer.status)
 }
