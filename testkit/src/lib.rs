@@ -20,7 +20,6 @@
 
 pub mod authority;
 pub mod client;
-pub mod fault;
 pub mod mariadb;
 pub mod nginx;
 pub mod postgres;
@@ -37,9 +36,9 @@ use std::time::{Duration, Instant};
 
 pub use authority::{Authority, Identity};
 pub use client::{Client, ClientResponse, Connection, RequestBuilder, StreamingResponse};
-pub use fault::FaultProxy;
 pub use mariadb::Mariadb;
 pub use nginx::Nginx;
+pub use onlyonce_prove::fault::{self, FaultProxy};
 pub use postgres::{PgBouncer, PoolMode, Postgres};
 pub use process::Process;
 pub use raw::{RawConnection, RawUpstream, send_raw};

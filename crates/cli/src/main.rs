@@ -19,7 +19,7 @@ use crate::failure::Failure;
 #[command(after_help = "\
 Exit codes:
   0   done
-  1   refused or not found: nothing was changed; a check found a promise that does not hold; some messages of a load failed
+  1   refused or not found: nothing was changed; a check or a proof found a promise that does not hold; some messages of a load failed
   2   the command line is wrong
   3   the API that was to be checked cannot be reached
   65  a message, a table or a file is not what it must be
@@ -31,6 +31,7 @@ Examples:
   onlyonce serve --listen 127.0.0.1:8080 --upstream http://127.0.0.1:3000
   onlyonce keys list --state unknown --store sqlite:onlyonce.db
   onlyonce check http://127.0.0.1:8130/pay --body '{\"amount\":100}'
+  onlyonce prove --for 30s
   onlyonce inbox load inbox.db messages/
   onlyonce explain outcome-unknown
   onlyonce completions bash > /etc/bash_completion.d/onlyonce")]
@@ -43,6 +44,7 @@ struct Cli {
 enum Command {
     Serve(Box<commands::serve::Serve>),
     Check(Box<commands::check::Check>),
+    Prove(Box<commands::prove::Prove>),
     Demo(commands::demo::Demo),
     Keys(commands::keys::Keys),
     Inbox(commands::inbox::InboxCommand),
@@ -63,6 +65,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse_from(args).command {
         Command::Serve(command) => command.run(),
         Command::Check(command) => command.run(),
+        Command::Prove(command) => command.run(),
         Command::Demo(command) => command.run(),
         Command::Keys(command) => command.run(),
         Command::Inbox(command) => command.run(),

@@ -11,6 +11,7 @@ pub(crate) mod explain;
 pub(crate) mod inbox;
 pub(crate) mod keys;
 mod operator;
+pub(crate) mod prove;
 pub(crate) mod serve;
 mod units;
 

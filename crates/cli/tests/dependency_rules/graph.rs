@@ -23,8 +23,9 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     // Its tables live in a file of SQLite: it has the driver from the store, and the store's checks of the place.
     ("onlyonce-inbox", &["onlyonce-core", "onlyonce-store-sqlite"]),
     ("onlyonce-gateway", &["onlyonce-core", "onlyonce-engine", "onlyonce-http"]),
-    // A stranger to the product that it tests.
+    // Strangers to the product that they test.
     ("onlyonce-check", &[]),
+    ("onlyonce-prove", &[]),
     ("onlyonce", &["onlyonce-core", "onlyonce-engine", "onlyonce-http", STORES]),
     (
         "onlyonce-cli",
@@ -35,6 +36,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
             "onlyonce-gateway",
             "onlyonce-inbox",
             "onlyonce-check",
+            "onlyonce-prove",
             "onlyonce",
             STORES,
         ],

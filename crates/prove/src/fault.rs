@@ -55,6 +55,9 @@ struct Doomed(AtomicBool);
 
 impl FaultProxy {
     /// Listens on a free loopback port and passes everything on to `target`.
+    ///
+    /// # Panics
+    /// When there is no free loopback port.
     pub async fn start(target: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a loopback port");
         let addr = listener.local_addr().expect("a bound socket has an address");
@@ -255,7 +258,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{RawConnection, RawUpstream};
+    use testkit::{RawConnection, RawUpstream};
 
     async fn echo() -> RawUpstream {
         RawUpstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await

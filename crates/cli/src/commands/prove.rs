@@ -1,0 +1,169 @@
+//! `onlyonce prove`: breaks gateways and their store on purpose, and judges what came of it.
+
+use std::io::{Write, stderr, stdout};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use onlyonce_prove::plan::Gateways;
+use onlyonce_prove::{Fault, Plan, ProveError, Report, Target};
+
+use super::units::duration;
+use crate::failure::Failure;
+
+/// Try to break it: that nothing runs twice and nothing acknowledged is lost.
+///
+/// Starts gateways of this program on one store, before an upstream that writes every execution down and has no uniqueness of
+/// its own; callers that retry as real ones do; and a nemesis. Then it heals, waits until all converges, and checks the
+/// history. All of it is on this machine, and ends with the command.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Faults:
+  kill           kill -9 of a gateway, and a new one in its place
+  pause          a gateway is stopped for longer than its lease, and goes on
+  restart-store  the command of --restart-store-cmd
+  cut            connections to the store break, or nothing passes for longer than a lease
+  lose-reply     a change of the store is made, and its answer is lost
+  slow           everything between a gateway and its store takes longer
+  The last three need a store behind a network. Without --faults: all that the store allows.
+
+Exit codes:
+  0   every promise held
+  1   one did not: the history of the operation at fault is printed
+  2   the command line is wrong
+  3   the store or the target cannot be reached, or a gateway does not start
+  74  a file or the terminal failed
+
+Examples:
+  onlyonce prove --for 60s
+  onlyonce prove --store postgres://localhost/test --faults kill,pause,cut,lose-reply --seed 7
+  onlyonce prove --target http://127.0.0.1:3000/charges --for 30s")]
+pub(crate) struct Prove {
+    /// Where the gateways keep their records; by default a SQLite file that is removed afterwards
+    #[arg(long, value_name = "URL", env = "ONLYONCE_PROVE_STORE", hide_env_values = true)]
+    store: Option<String>,
+    /// The number that decides what is random; by default another one each time, which is printed
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// How long to break
+    #[arg(long = "for", value_name = "TIME", default_value = "30s", value_parser = duration)]
+    breaking: Duration,
+    /// How long it may take to converge afterwards
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    healing: Duration,
+    /// Which faults, separated by commas
+    #[arg(long, value_name = "FAULT", value_delimiter = ',')]
+    faults: Option<Vec<Fault>>,
+    /// Gateways on the store
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=64))]
+    gateways: u8,
+    /// Callers at work at the same time
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    callers: u16,
+    /// The lease of the gateways: short, so that it is over before a pause is
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
+    lease: Duration,
+    /// A shell command that restarts the store, or kills and starts it, and ends when it is back
+    #[arg(long, value_name = "COMMAND")]
+    restart_store_cmd: Option<String>,
+    /// A server that is there, in place of gateways: callers alone misbehave, and its answers are judged. It must take
+    /// JSON, and answer each execution with a body of its own
+    #[arg(long, value_name = "URL", conflicts_with_all = ["store", "faults", "gateways", "lease", "restart_store_cmd"])]
+    target: Option<http::Uri>,
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Prove {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        let folder = tempfile::tempdir().map_err(|error| Failure::io("a temporary folder", &error))?;
+        let plan = self.plan(folder.path().to_owned())?;
+        plan.check().map_err(|error| Failure::Usage(error.to_string()))?;
+        self.announce(&plan)?;
+        let runtime = super::runtime(tokio::runtime::Builder::new_multi_thread())?;
+        let report = runtime.block_on(watched(&plan))?;
+        let text = if self.json { report.json() } else { report.text() };
+        match stdout().lock().write_all(text.as_bytes()).map_err(Failure::from) {
+            // Whoever reads no further must still not take it for a success.
+            Ok(()) | Err(Failure::ReaderGone) if !report.holds() => Err(Failure::Found),
+            printed => printed,
+        }
+    }
+
+    fn plan(&self, folder: PathBuf) -> Result<Plan, Failure> {
+        let seed = match self.seed {
+            Some(seed) => seed,
+            None => random_seed()?,
+        };
+        let target = match &self.target {
+            Some(url) => server(url)?,
+            None => Target::Gateways(Gateways {
+                program: std::env::current_exe().map_err(|error| Failure::io("this program", &error))?,
+                store: self.store.clone().unwrap_or_else(|| "sqlite:prove.db".into()),
+                count: self.gateways.into(),
+                lease: self.lease,
+                folder,
+                restart_store: self.restart_store_cmd.clone(),
+            }),
+        };
+        let plan = |faults| Plan {
+            target: target.clone(),
+            seed,
+            breaking: self.breaking,
+            healing: self.healing,
+            callers: self.callers.into(),
+            faults,
+        };
+        Ok(match &self.faults {
+            Some(faults) => plan(faults.clone()),
+            None => plan(Fault::ALL.into_iter().filter(|fault| plan(vec![*fault]).check().is_ok()).collect()),
+        })
+    }
+
+    fn announce(&self, plan: &Plan) -> Result<(), Failure> {
+        let names: Vec<_> = plan.faults.iter().map(|fault| fault.name()).collect();
+        let faults =
+            if names.is_empty() { "no faults but those of callers".into() } else { names.join(", ") };
+        let what = match &plan.target {
+            Target::Server { authority, .. } => format!("{} callers of {authority}", plan.callers),
+            Target::Gateways(gateways) => format!("{} callers of {} gateways", plan.callers, gateways.count),
+        };
+        writeln!(stderr(), "seed {}: {what} for {:?}; {faults}", plan.seed, plan.breaking)?;
+        Ok(())
+    }
+}
+
+fn server(url: &http::Uri) -> Result<Target, Failure> {
+    match (url.scheme_str(), url.authority()) {
+        (Some("http"), Some(authority)) => {
+            let port = if authority.port().is_some() { "" } else { ":80" };
+            let path = url.path_and_query().map_or("/", |path| path.as_str());
+            Ok(Target::Server { authority: format!("{authority}{port}"), path: path.to_owned() })
+        }
+        _ => {
+            Err(Failure::Usage("--target takes an http:// URL, such as http://127.0.0.1:3000/charges".into()))
+        }
+    }
+}
+
+fn random_seed() -> Result<u64, Failure> {
+    let mut bytes = [0; 4];
+    getrandom::fill(&mut bytes).map_err(|error| Failure::Io(format!("no random bytes: {error}")))?;
+    Ok(u32::from_le_bytes(bytes).into())
+}
+
+async fn watched(plan: &Plan) -> Result<Report, Failure> {
+    // Draws on a terminal alone.
+    let bar = ProgressBar::new_spinner();
+    let style = ProgressStyle::with_template("{spinner} {elapsed} breaking, then healing");
+    bar.set_style(style.expect("a constant template is valid"));
+    bar.enable_steady_tick(Duration::from_millis(100));
+    let report = onlyonce_prove::prove(plan).await;
+    bar.finish_and_clear();
+    report.map_err(|error| match error {
+        ProveError::Plan(error) => Failure::Usage(error.to_string()),
+        other => Failure::Unreachable(other.to_string()),
+    })
+}

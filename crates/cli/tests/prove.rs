@@ -1,0 +1,212 @@
+//! `onlyonce prove` on every store with every fault, for a bounded time; and on servers that are wrong, which it must find.
+//!
+//! A run that broke is a seed: it goes into `SEEDS`, and stays.
+#![allow(clippy::unwrap_used, reason = "a test program")]
+
+mod common;
+
+use std::collections::HashMap;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::PROGRAM;
+use onlyonce_prove::plan::Gateways;
+use onlyonce_prove::{Fault, Plan, Report, Rule, Target, prove};
+use parking_lot::Mutex;
+use testkit::{Answer, Mariadb, Postgres, Redis, Upstream};
+use tokio::time::Instant;
+
+/// How long each store is broken. The figures of long runs are in docs/reliability.md.
+const BREAKING: Duration = Duration::from_secs(8);
+
+/// Each is run on each store.
+const SEEDS: &[u64] = &[7];
+
+fn plan(store: &str, folder: &Path, seed: u64, faults: &[Fault]) -> Plan {
+    Plan {
+        target: Target::Gateways(Gateways {
+            program: PROGRAM.into(),
+            store: store.into(),
+            count: 3,
+            lease: Duration::from_secs(2),
+            folder: folder.to_owned(),
+            restart_store: Some(format!(
+                "cd '{}' && touch want && until [ -e back ]; do sleep 0.02; done; rm back",
+                folder.display()
+            )),
+        }),
+        seed,
+        breaking: BREAKING,
+        healing: Duration::from_secs(60),
+        callers: 12,
+        faults: faults.into(),
+    }
+}
+
+fn held(report: &Report, faults: &[Fault]) {
+    println!("{}", report.text());
+    assert!(report.holds(), "{}", report.text());
+    assert!(report.operations > 20, "something was done");
+    let made: usize = report.faults.values().sum();
+    assert!(made > 3 && report.faults.keys().all(|fault| faults.contains(fault)), "{:?}", report.faults);
+}
+
+/// Runs a plan on each seed; when the store is to be restarted, `restart` does it.
+async fn on_each_seed(store: &str, faults: &[Fault], restart: impl AsyncFn()) {
+    for seed in SEEDS {
+        let folder = tempfile::tempdir().unwrap();
+        let plan = plan(store, folder.path(), *seed, faults);
+        let restarting = async {
+            loop {
+                if std::fs::remove_file(folder.path().join("want")).is_ok() {
+                    restart().await;
+                    std::fs::write(folder.path().join("back"), "").unwrap();
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::select! {
+            report = prove(&plan) => held(&report.unwrap(), faults),
+            () = restarting => {}
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sqlite_holds() {
+    on_each_seed("sqlite:prove.db", &[Fault::Kill, Fault::Pause], async || {}).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres_holds() {
+    let server = Postgres::private().await;
+    let url = format!("postgres://postgres@{}/{}", server.addr(), server.database().await);
+    let restart = async || {
+        server.kill_9().await;
+        server.start().await;
+    };
+    on_each_seed(&url, &Fault::ALL, restart).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mysql_holds() {
+    let server = Mariadb::private().await;
+    let url = server.url(&server.database().await);
+    let restart = async || {
+        server.kill_9().await;
+        server.start().await;
+    };
+    on_each_seed(&url, &Fault::ALL, restart).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_holds() {
+    let server = Redis::options().durable().start().await;
+    let restart = async || {
+        server.kill_9().await;
+        server.start().await;
+    };
+    on_each_seed(&server.url(), &Fault::ALL, restart).await;
+}
+
+/// A gateway that runs again what it does not know of: what `--on-unknown retry` does on purpose is not once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_runs_unknown_outcomes_again_is_broken() {
+    let folder = tempfile::tempdir().unwrap();
+    let wrong = folder.path().join("wrong");
+    let script =
+        "#!/bin/sh\nfor arg; do shift; [ \"$arg\" = hold ] && arg=retry; set -- \"$@\" \"$arg\"; done\n";
+    std::fs::write(&wrong, format!("{script}exec {PROGRAM} \"$@\"\n")).unwrap();
+    std::fs::set_permissions(&wrong, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut plan = plan("sqlite:prove.db", folder.path(), SEEDS[0], &[Fault::Kill]);
+    let Target::Gateways(gateways) = &mut plan.target else { panic!() };
+    gateways.program = wrong;
+    let report = prove(&plan).await.unwrap();
+    assert!(report.violations.iter().any(|found| found.rule == Rule::Once), "{}", report.text());
+    assert!(report.text().contains("BROKEN") && !report.histories.is_empty());
+}
+
+/// A server without claims in flight looks whether the key is known, works, and then remembers it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_claims_in_flight_is_broken() {
+    let known: Mutex<HashMap<String, (Instant, String)>> = Mutex::default();
+    let runs = AtomicUsize::new(0);
+    let work = Duration::from_millis(100);
+    let server = Upstream::start(move |seen| {
+        let key = seen.header("idempotency-key").unwrap_or_default().to_owned();
+        let now = Instant::now();
+        let mut known = known.lock();
+        if let Some((_, reply)) = known.get(&key).filter(|(remembered, _)| *remembered <= now) {
+            return Answer::new(201, reply.clone());
+        }
+        let reply = format!("run {}", runs.fetch_add(1, Ordering::SeqCst));
+        known.insert(key, (now + work, reply.clone()));
+        Answer::new(201, reply).delay(work)
+    })
+    .await;
+    let found = run_against(&server).await;
+    assert!(found.contains(&Rule::Identical), "{found:?}");
+}
+
+/// A server that claims first, and compares: nothing is found.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_right_server_is_not() {
+    let known: Mutex<HashMap<String, (Vec<u8>, String)>> = Mutex::default();
+    let server = Upstream::start(move |seen| {
+        let key = seen.header("idempotency-key").unwrap_or_default().to_owned();
+        let mut known = known.lock();
+        let count = known.len();
+        let (body, reply) = known.entry(key).or_insert_with(|| (seen.body.to_vec(), format!("run {count}")));
+        if *body == seen.body { Answer::new(201, reply.clone()) } else { Answer::new(422, "another body") }
+    })
+    .await;
+    assert_eq!(run_against(&server).await, []);
+}
+
+async fn run_against(server: &Upstream) -> Vec<Rule> {
+    let plan = Plan {
+        target: Target::Server { authority: server.addr().to_string(), path: "/charges".into() },
+        seed: 3,
+        breaking: Duration::from_secs(3),
+        healing: Duration::from_secs(30),
+        callers: 8,
+        faults: Vec::new(),
+    };
+    let report = prove(&plan).await.unwrap();
+    assert!(report.operations > 10, "{}", report.text());
+    let mut found: Vec<_> = report.violations.iter().map(|violation| violation.rule).collect();
+    found.dedup();
+    // The history of an operation at fault is told.
+    assert_eq!(report.histories.is_empty(), found.is_empty());
+    found
+}
+
+/// The command: what it prints, and its exit codes.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_prints_its_seed_and_counts_and_refuses_what_cannot_be() {
+    let (held, text) =
+        common::run(&["prove", "--for", "2s", "--seed", "11", "--gateways", "2", "--callers", "4"]).await;
+    assert!(held, "{text}");
+    for told in
+        ["seed        11", "executions  ", "faults      ", "holds             an operation runs at most once"]
+    {
+        assert!(text.contains(told), "{text}");
+    }
+    let (held, text) = common::run(&["prove", "--for", "1s", "--json", "--faults", "kill"]).await;
+    assert!(held && text.contains("\"violations\": []"), "{text}");
+    for (args, why) in [
+        (&["prove", "--faults", "cut"][..], "needs a store behind a network"),
+        (&["prove", "--faults", "fire"], "there are kill, pause"),
+        (&["prove", "--store", "memory:"], "do not outlive"),
+        (&["prove", "--faults", "restart-store"], "needs a command"),
+        (&["prove", "--target", "https://example.com/"], "takes an http:// URL"),
+        (&["prove", "--target", "http://127.0.0.1:1/"], "cannot be reached"),
+        (&["prove", "--store", "postgres://u:hunter2@127.0.0.1:1/d", "--for", "1s"], "does not start"),
+    ] {
+        let (held, text) = common::run(args).await;
+        assert!(!held && text.contains(why), "{args:?}: {text}");
+        assert!(!text.contains("hunter2"), "{text}");
+    }
+}

@@ -1,0 +1,37 @@
+//! Proof by trying to break it: gateways on one store, clients that retry as real ones do, and a nemesis that kills, pauses,
+//! cuts and slows. Then it heals, everything converges, and the history is judged.
+//!
+//! It is a stranger to the product: it starts the program, speaks HTTP to it, and believes only the ledger, an upstream that
+//! writes every execution down and has no uniqueness of its own.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`plan`] | [`Plan`]: what is to be done, and with which faults |
+//! | [`fault`] | [`FaultProxy`]: a network that delays, drops, cuts and loses replies |
+//! | [`history`] | [`Event`]: what was sent, and what came back |
+//! | [`judge`](mod@judge) | [`judge()`]: the rules, as a pure function over a history |
+//! | [`report`] | [`Report`]: counts, violations, and the history of each operation at fault |
+//!
+//! # What is random
+//! The seed decides operations, timing, and which fault comes when. What the machine makes of it is its own: a seed is the same
+//! experiment again, not the same interleaving.
+
+pub mod fault;
+pub mod history;
+pub mod judge;
+pub mod plan;
+pub mod report;
+
+mod clients;
+mod fleet;
+mod ledger;
+mod nemesis;
+mod random;
+mod run;
+
+pub use fault::FaultProxy;
+pub use history::{Answer, Event, Execution, History, Sent};
+pub use judge::{Rule, Violation, judge};
+pub use plan::{Fault, Plan, PlanError, Target};
+pub use report::Report;
+pub use run::{ProveError, prove};
