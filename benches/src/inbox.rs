@@ -90,10 +90,23 @@ fn load(plan: &Plan, inbox: &InboxPlan, program: &Path, folder: &Path, report: &
                 messages / CONFLICT_EVERY
             );
             ensure!(said.starts_with(&expected), "{said:?} is not {expected:?}");
+            every_copy_is_reported(program, &path, messages)?;
             Ok(sample)
         }),
     ];
     series(plan, report, "inbox load", subjects, &[Comparison::new(by_us, by_hand, Target::Rate(0.7, 1.0))])
+}
+
+fn every_copy_is_reported(program: &Path, db: &Path, messages: u64) -> Result<()> {
+    let output = Command::new(program).args(["inbox", "duplicates", "--csv"]).arg(db).output()?;
+    let listed = String::from_utf8(output.stdout)?;
+    let (copies, conflicts) = (listed.lines().count() - 1, listed.matches(",different\n").count());
+    let expected = (again(messages), messages / CONFLICT_EVERY);
+    ensure!(
+        (copies as u64, conflicts as u64) == expected,
+        "{copies} and {conflicts} listed, not {expected:?}"
+    );
+    Ok(())
 }
 
 fn apply(plan: &Plan, program: &Path, folder: &Path, report: &mut Report) -> Result<()> {

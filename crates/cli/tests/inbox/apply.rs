@@ -89,6 +89,8 @@ fn keys_are_exact() {
         r#""주문-1""#,
         "true",
         r#""NULL""#,
+        r#""😀""#,
+        r#""😁""#,
     ];
     for text in texts {
         let run = inbox.apply(&format!("{{\"msg_id\":{text}}}"), &[]).ok();

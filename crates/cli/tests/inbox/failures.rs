@@ -96,6 +96,19 @@ fn a_folder_a_text_and_a_missing_file_are_no_database() {
     inbox.run(&["forget", "inbox.db", "M1", "--reason", "r"]).failed(65, "holds no table inbox_log");
 }
 
+// What a user without the right to write meets; the tests may run as one with every right.
+#[test]
+fn a_database_that_cannot_be_written_is_74() {
+    let inbox = Fixture::new();
+    inbox.apply(&message("M1", 1), &[]).ok();
+    std::fs::create_dir(inbox.path("inbox.db-wal")).unwrap();
+    inbox.apply(&message("M2", 1), &[]).failed(74, "inbox.db");
+    inbox.run(&["load", "inbox.db", "message.json"]).failed(74, "inbox.db");
+    std::fs::remove_dir(inbox.path("inbox.db-wal")).unwrap();
+    assert_eq!(inbox.log().len(), 1);
+    assert_eq!(inbox.apply(&message("M2", 1), &[]).ok().line(0), "applied");
+}
+
 #[test]
 fn wrong_command_lines_are_2() {
     let inbox = Fixture::new();

@@ -196,3 +196,63 @@ fn in_bulk_and_one_by_one_come_to_the_same() {
         assert_eq!(of(&bulk), of(&single), "{key}");
     }
 }
+
+// A hundredth comes again, a thousandth with another body: none of them is lost in the crowd.
+#[test]
+fn of_many_messages_every_copy_and_every_conflict_is_reported() {
+    let inbox = Fixture::new();
+    let (mut lines, mut again, mut conflicts) = (String::new(), BTreeSet::new(), BTreeSet::new());
+    for number in 0..20_000 {
+        let of = if number % 100 == 99 { number / 2 / 100 * 100 } else { number };
+        let amount = if number % 1000 == 999 { 2 } else { 1 };
+        lines += &format!("{}\n", message(&format!("M{of:05}"), amount));
+        if of != number {
+            again.insert(format!("M{of:05}"));
+        }
+        if amount == 2 {
+            conflicts.insert(format!("m.ndjson:{}", number + 1));
+        }
+    }
+    inbox.write("m.ndjson", lines);
+    let run = inbox.run(&["load", "inbox.db", "m.ndjson", "--duplicates", "dup.txt"]).warned("conflict");
+    assert_eq!(run.stdout, "files=1 applied=19800 duplicates=200 conflicts=20 failed=0 rows=19800\n");
+    let told: BTreeSet<String> = run
+        .stderr
+        .lines()
+        .filter_map(|line| Some(line.strip_prefix("warning: ")?.split(": ").next()?.into()))
+        .collect();
+    assert_eq!(told, conflicts);
+    let listed = fs::read_to_string(inbox.path("dup.txt")).unwrap();
+    assert!(listed.lines().eq(again.iter()), "{listed}");
+    let csv = inbox.run(&["duplicates", "inbox.db", "--csv"]).ok().stdout;
+    assert!(csv.lines().skip(1).map(|line| line.split(',').next().unwrap()).eq(again.iter()), "{csv}");
+    let times: u64 =
+        csv.lines().skip(1).map(|line| line.split(',').nth(1).unwrap().parse::<u64>().unwrap() - 1).sum();
+    assert_eq!(times, 200);
+    let different = csv.lines().filter(|line| line.ends_with(",different")).count();
+    let keys: i64 =
+        inbox.sql("SELECT count(DISTINCT msg_id) FROM inbox_deliveries WHERE verdict = 'conflict'");
+    assert_eq!((different as i64, keys > 0), (keys, true));
+}
+
+#[test]
+fn progress_is_drawn_on_a_terminal_and_nowhere_else() {
+    let inbox = Fixture::new();
+    for number in 0..200 {
+        inbox.write(&format!("in/{number:03}.json"), message(&format!("M{number}"), 1));
+    }
+    let program = env!("CARGO_BIN_EXE_onlyonce");
+    let line = format!("{program} inbox load inbox.db in");
+    let output = std::process::Command::new("script")
+        .args(["-qec", &line, "/dev/null"])
+        .current_dir(inbox.folder.path())
+        .env("TERM", "xterm")
+        .stdin(Stdio::null())
+        .output()
+        .expect("script (of util-linux) gives it a terminal");
+    let drawn = String::from_utf8_lossy(&output.stdout);
+    assert!(drawn.contains("200/200 files") && drawn.contains("200 applied"), "{drawn:?}");
+    assert!(drawn.contains("files=200 applied=200"), "{drawn:?}");
+    // Without one nothing but what there is to say.
+    assert_eq!(inbox.run(&["load", "inbox.db", "in"]).ok().stderr, "");
+}

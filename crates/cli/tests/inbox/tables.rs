@@ -31,12 +31,16 @@ fn tables_made_by_hand_are_taken_when_they_tell_keys_apart() {
         // Nobody knows what the first M0 said.
         let by_hand = inbox.apply(&message("M0", 1), &["--on-conflict", "fail"]).ok();
         assert_eq!(by_hand.stdout, "duplicate\nby hand\n", "{table}");
+        // SQLite ignores the length of a VARCHAR, and so do we: a long key is one key.
+        let long = "k".repeat(200);
+        assert_eq!(inbox.apply(&message(&(long.clone() + "1"), 1), &[]).ok().line(0), "applied", "{table}");
+        assert_eq!(inbox.apply(&message(&(long + "2"), 1), &[]).ok().line(0), "applied", "{table}");
         assert_eq!(inbox.apply(&message("M0", 1), &["--json"]).json()["body"], "unknown");
         let rows: i64 = inbox.sql("SELECT count(*) FROM inbox_log");
-        assert_eq!(rows, 5, "{table}");
+        assert_eq!(rows, 7, "{table}");
         let mode: String = inbox.sql("PRAGMA journal_mode");
         assert_eq!(mode, "delete", "the mode of somebody's file is theirs");
-        assert_eq!(inbox.run(&["purge", "inbox.db", "30"]).ok().stdout, "deleted=1 remain=4\n", "{table}");
+        assert_eq!(inbox.run(&["purge", "inbox.db", "30"]).ok().stdout, "deleted=1 remain=6\n", "{table}");
     }
 }
 
@@ -79,6 +83,13 @@ fn tables_that_would_take_two_keys_for_one_are_refused_with_the_reason() {
         (format!("CREATE TABLE inbox_log (msg_id TEXT NOT NULL, {REST})"), "nothing makes msg_id unique"),
         (
             format!("CREATE TABLE inbox_log (msg_id TEXT, {REST}, UNIQUE (msg_id, biz_key))"),
+            "nothing makes msg_id unique",
+        ),
+        // A copy after midnight would be new.
+        (
+            format!(
+                "CREATE TABLE inbox_log (msg_id TEXT NOT NULL, {REST}, PRIMARY KEY (msg_id, created_at))"
+            ),
             "nothing makes msg_id unique",
         ),
         (
