@@ -46,8 +46,8 @@ enum Command {
     Check(Box<commands::check::Check>),
     Prove(Box<commands::prove::Prove>),
     Demo(commands::demo::Demo),
-    Keys(commands::keys::Keys),
-    Inbox(commands::inbox::InboxCommand),
+    Keys(Box<commands::keys::Keys>),
+    Inbox(Box<commands::inbox::InboxCommand>),
     Explain(commands::explain::Explain),
     Completions(commands::completions::Completions),
 }

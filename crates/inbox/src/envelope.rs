@@ -45,6 +45,11 @@ pub struct BodyDigest([u8; 33]);
 
 const BOM: &[u8] = b"\xef\xbb\xbf";
 
+/// The text of a message without the byte order mark that may stand before it.
+pub(crate) fn without_bom(text: &[u8]) -> &[u8] {
+    text.strip_prefix(BOM).unwrap_or(text)
+}
+
 /// Where the text of a message stands.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'p> {
@@ -82,7 +87,7 @@ impl Envelope {
     /// # Errors
     /// [`BadData`]: not JSON, not UTF-8, a duplicate member, or no key.
     pub fn read(text: &[u8], keys: &Keys, place: Place<'_>) -> Result<Self, BadData> {
-        let text = text.strip_prefix(BOM).unwrap_or(text);
+        let text = without_bom(text);
         let document = Document::parse(text).map_err(|error| not_json(text, place, &error))?;
         let key = keys.key.evaluate(&document).map_err(|missing| {
             let reason = format!(

@@ -47,6 +47,61 @@ pub enum InboxError {
         /// How often it was read.
         tries: u32,
     },
+    /// Another process works on the same message, and did so all the time. Safe to run again.
+    #[error("{source_name}: busy: another process has been working on the message {key:?} for longer than {}; run it again", waited(*patience))]
+    Taken {
+        /// Where the message came from.
+        source_name: String,
+        /// The key.
+        key: String,
+        /// How long was waited.
+        patience: Duration,
+    },
+    /// The work of a message with the same key and another body was begun, and nobody saw its end.
+    #[error(
+        "{source_name}: conflict: the work of a message with the key {key:?} and another body was begun at {taken_at} UTC and not \
+             seen to end: nothing was done; send that message again, or make the key new by `onlyonce inbox forget`"
+    )]
+    OtherBody {
+        /// Where the message came from.
+        source_name: String,
+        /// The key.
+        key: String,
+        /// When the work was begun.
+        taken_at: String,
+    },
+    /// The work was done, and that could not be recorded: it is done again when the message comes again.
+    #[error("{source_name}: the work was done, but it could not be recorded")]
+    NotRecorded {
+        /// Where the message came from.
+        source_name: String,
+        /// Why not.
+        source: Box<InboxError>,
+    },
+    /// Somebody asked to stop. Nothing of this message is recorded; safe to run again.
+    #[error("{source_name}: interrupted; nothing is recorded, run it again")]
+    Interrupted {
+        /// Where the message came from.
+        source_name: String,
+    },
+    /// The constraints of a table that a statement writes to do not take the message.
+    #[error("{source_name}: {}: {reason}; nothing of the message is kept", path.display())]
+    Refused {
+        /// Where the message came from.
+        source_name: String,
+        /// The file with the statement.
+        path: PathBuf,
+        /// What SQLite said.
+        reason: String,
+    },
+    /// A statement failed.
+    #[error("{}: a statement failed", path.display())]
+    Statement {
+        /// The file with the statement.
+        path: PathBuf,
+        /// What SQLite said.
+        source: rusqlite::Error,
+    },
     /// The work did not come to an end that may be recorded. Safe to run again.
     #[error("{source_name}: {reason}")]
     Transient {
@@ -116,11 +171,36 @@ impl InboxError {
     /// What can be done about it.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::BadData(_) | Self::Unfit { .. } | Self::Constraint { .. } => ErrorKind::Data,
-            Self::Busy { .. } | Self::Changing { .. } | Self::Transient { .. } => ErrorKind::Transient,
+            Self::BadData(_)
+            | Self::Unfit { .. }
+            | Self::Constraint { .. }
+            | Self::Refused { .. }
+            | Self::OtherBody { .. } => ErrorKind::Data,
+            Self::Busy { .. }
+            | Self::Taken { .. }
+            | Self::Interrupted { .. }
+            | Self::Changing { .. }
+            | Self::Transient { .. } => ErrorKind::Transient,
+            Self::NotRecorded { source, .. } => source.kind(),
+            Self::Statement { source, .. } if is_busy(source) => ErrorKind::Transient,
             Self::Place(error) if error.kind() == StoreErrorKind::Timeout => ErrorKind::Transient,
-            Self::Database { .. } | Self::Place(_) | Self::File { .. } => ErrorKind::Io,
+            Self::Database { .. } | Self::Statement { .. } | Self::Place(_) | Self::File { .. } => {
+                ErrorKind::Io
+            }
         }
+    }
+
+    /// Whether it is of one message alone: others may be received.
+    pub(crate) fn is_of_the_message(&self) -> bool {
+        matches!(
+            self,
+            Self::BadData(_)
+                | Self::Constraint { .. }
+                | Self::Refused { .. }
+                | Self::Transient { .. }
+                | Self::Taken { .. }
+                | Self::OtherBody { .. }
+        )
     }
 
     /// Of a file or folder.
@@ -141,9 +221,18 @@ impl InboxError {
             Some(ErrorCode::NotADatabase) => {
                 Self::Unfit { path, reason: "it is not an SQLite database".into() }
             }
+            // What a file in WAL mode says where nothing can be written beside it.
+            Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly) => {
+                let doing = "cannot be written: it, its folder or the file system is read-only, or not yours";
+                Self::Database { path, doing, source }
+            }
             _ => Self::Database { path, doing, source },
         }
     }
+}
+
+fn is_busy(error: &rusqlite::Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 
 fn waited(patience: Duration) -> String {

@@ -161,7 +161,10 @@ impl Inbox {
     ) -> Result<T, InboxError> {
         self.conn.execute_batch("BEGIN").map_err(self.at("cannot be read"))?;
         let found = read(&self.conn);
-        self.conn.execute_batch("ROLLBACK").map_err(self.at("cannot be read"))?;
+        // SQLite itself has rolled back after some errors, and what is told is that error.
+        if !self.conn.is_autocommit() {
+            self.conn.execute_batch("ROLLBACK").map_err(self.at("cannot be read"))?;
+        }
         found
     }
 

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::envelope::{Envelope, Keys, Place};
-use crate::error::{BadData, ErrorKind, InboxError};
+use crate::error::{BadData, InboxError};
 use crate::inbox::Inbox;
 use crate::receive::{Body, Incoming, Verdict, Via};
 use crate::scratch::IgnoredKeys;
@@ -358,19 +358,26 @@ impl Writer<'_> {
         observe: &mut impl FnMut(&LoadEvent<'_>),
     ) -> Result<(), InboxError> {
         let (mut turn, mut line_bytes) = (0, 0);
-        while let Some(blocks) = gather(from, &mut turn, self.options.batch) {
+        let batch = if matches!(self.work, Work::Leased(_)) { 1 } else { self.options.batch };
+        while let Some(blocks) = gather(from, &mut turn, batch) {
             line_bytes += blocks.iter().map(|block| block.line_bytes).sum::<u64>();
-            let told = self.receive_batch(blocks)?;
+            let mut told = Vec::new();
+            let received = match self.work {
+                Work::Leased(_) => self.receive_one_by_one(blocks, &mut told),
+                Work::RecordAlone | Work::InTransaction(_) => self.receive_batch(blocks, &mut told),
+            };
             for told in &told {
                 observe(&told.event());
             }
+            received?;
             observe(&LoadEvent::Committed { report: self.report, line_bytes });
             thread::sleep(REST);
         }
         Ok(())
     }
 
-    fn receive_batch(&mut self, blocks: Vec<Block>) -> Result<Vec<Told>, InboxError> {
+    // All of them, or none: what is told is what is committed.
+    fn receive_batch(&mut self, blocks: Vec<Block>, committed: &mut Vec<Told>) -> Result<(), InboxError> {
         let mut report = self.report;
         let mut told = Vec::new();
         let inbox = self.inbox;
@@ -397,7 +404,7 @@ impl Writer<'_> {
                     match inbox.receive_in(conn, &incoming, self.work, &now) {
                         Ok(receipt) => self.count(receipt.verdict, message, &mut report, &mut told)?,
                         // Of this message alone; unless the table's constraint rolled everything back.
-                        Err(error) if is_of_the_message(&error) && !conn.is_autocommit() => {
+                        Err(error) if error.is_of_the_message() && !conn.is_autocommit() => {
                             report.failed += 1;
                             told.push(Told::Failed(error));
                         }
@@ -408,7 +415,40 @@ impl Writer<'_> {
             Ok(())
         })?;
         self.report = report;
-        Ok(told)
+        *committed = told;
+        Ok(())
+    }
+
+    // No transaction is open while a handler runs; what has ended is committed, whatever becomes of the next.
+    fn receive_one_by_one(&mut self, blocks: Vec<Block>, told: &mut Vec<Told>) -> Result<(), InboxError> {
+        let mut report = self.report;
+        for block in blocks {
+            report.files += block.files;
+            for message in block.messages {
+                report.messages += 1;
+                let received = message.and_then(|message| {
+                    let incoming = Incoming {
+                        envelope: &message.envelope,
+                        via: self.options.via,
+                        source: &message.source,
+                        body: &message.body,
+                    };
+                    let receipt = self.inbox.receive_with(&incoming, self.work)?;
+                    Ok((receipt, message))
+                });
+                match received {
+                    Ok((receipt, message)) => self.count(receipt.verdict, message, &mut report, told)?,
+                    // One that could not be read, or whose work came to no end.
+                    Err(error) if error.is_of_the_message() || is_of_the_file(&error) => {
+                        report.failed += 1;
+                        told.push(Told::Failed(error));
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        self.report = report;
+        Ok(())
     }
 
     fn count(
@@ -451,9 +491,8 @@ impl Told {
     }
 }
 
-fn is_of_the_message(error: &InboxError) -> bool {
-    matches!(error, InboxError::Constraint { .. } | InboxError::Transient { .. })
-        && error.kind() != ErrorKind::Io
+fn is_of_the_file(error: &InboxError) -> bool {
+    matches!(error, InboxError::File { .. } | InboxError::Changing { .. })
 }
 
 // What is there, up to a batch; waits only for the first. `None` at the end.

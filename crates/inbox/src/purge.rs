@@ -3,6 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
+use onlyonce_store_sqlite::file::BootTime;
 use onlyonce_store_sqlite::rusqlite::types::Value;
 use onlyonce_store_sqlite::rusqlite::{self, Connection, OptionalExtension, params};
 
@@ -34,6 +35,9 @@ pub struct PurgeReport {
     pub unreadable: u64,
     /// Some of their keys.
     pub unreadable_keys: Vec<String>,
+    /// Leases as old, of work that was begun and not seen to end: forgotten, or with a dry run those that would be. One that
+    /// still holds is never touched.
+    pub leases: u64,
     /// The longest time between the first delivery of a message and a later one that the log knows of, in days.
     pub longest_retry_days: Option<f64>,
 }
@@ -106,6 +110,7 @@ impl Inbox {
             }
             thread::sleep(REST);
         }
+        report.leases = self.purge_leases(cutoff, options.dry_run)?;
         if !options.dry_run {
             self.roll_up(cutoff)?;
         }
@@ -131,6 +136,24 @@ impl Inbox {
             [],
             |row| row.get(0),
         )
+    }
+
+    // There are as many as crashes that no delivery followed: few.
+    fn purge_leases(&self, cutoff: f64, dry_run: bool) -> Result<u64, InboxError> {
+        const OLD: &str = "FROM main.inbox_leases WHERE julianday(taken_at) < ?1 AND (boot_id <> ?2 OR until_boot_ms <= ?3)";
+        if table::object_type(&self.conn, "inbox_leases").map_err(self.at("cannot be read"))?.is_none() {
+            return Ok(0);
+        }
+        let boot = BootTime::now(self.path())?;
+        let old = params![cutoff, boot.boot_id, boot.ms];
+        let count = format!("SELECT count(*) {OLD}");
+        let found = table::number(&self.conn, &count, old).map_err(self.at("cannot be read"))?;
+        if found > 0 && !dry_run {
+            self.write(|conn| {
+                conn.execute(&format!("DELETE {OLD}"), old).map_err(self.at("cannot be purged"))
+            })?;
+        }
+        Ok(found)
     }
 
     // Deliveries as old as the rows that went, of messages that have no row.

@@ -1,14 +1,18 @@
 //! Receiving one message: the insert decides whether it is new.
 
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 
+use onlyonce_core::{Clock, SystemClock};
 use onlyonce_store_sqlite::rusqlite::{self, Connection, ErrorCode, OptionalExtension, params};
 
 use crate::envelope::{BodyDigest, Envelope};
 use crate::error::InboxError;
 use crate::inbox::Inbox;
 use crate::table::{self, INSERT_DELIVERY, INSERT_ROW};
-use crate::work::{Ending, TransactionWork, Work};
+use crate::work::{Ending, Work};
+
+static NEVER: AtomicBool = AtomicBool::new(false);
 
 /// A message on its way in.
 #[derive(Clone, Copy, Debug)]
@@ -115,23 +119,135 @@ impl Verdict {
 }
 
 impl Inbox {
-    /// Receives a message: applies it if its key is new, and answers with the stored response if it is not.
+    /// Receives a message with work of the caller's on the same database: the closure runs if the key is new, inside the
+    /// transaction that records the message, and is not called for a copy.
+    ///
+    /// ```
+    /// use onlyonce_inbox::{Ending, Envelope, Inbox, Incoming, Keys, Place, Receipt, Verdict, Via};
+    ///
+    /// type Error = Box<dyn std::error::Error>;
+    ///
+    /// /// Books a payment once, however often the message comes.
+    /// fn book(inbox: &Inbox, text: &[u8]) -> Result<Receipt, Error> {
+    ///     let envelope = Envelope::read(text, &Keys::default(), Place::start_of("queue"))?;
+    ///     let message = Incoming { envelope: &envelope, via: Via::Queue, source: "queue", body: text };
+    ///     inbox.receive(&message, |tx, message| {
+    ///         let payment: serde_json::Value = serde_json::from_slice(message.body)?;
+    ///         let amount = payment["amount"].as_i64().ok_or("no amount")?;
+    ///         let booked = tx.execute(
+    ///             "UPDATE accounts SET balance = balance - ?1 WHERE id = 1 AND balance >= ?1",
+    ///             [amount],
+    ///         )?;
+    ///         Ok::<_, Error>(match booked {
+    ///             1 => Ending::Done(format!(r#"{{"booked":{amount}}}"#)),
+    ///             _ => Ending::Failed(r#"{"error":"not enough money"}"#.into()),
+    ///         })
+    ///     })
+    /// }
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("bank.db");
+    /// let inbox = Inbox::open(&path)?;
+    /// # use onlyonce_store_sqlite::rusqlite;
+    /// let bank = rusqlite::Connection::open(&path)?;
+    /// bank.execute_batch("CREATE TABLE accounts (id INTEGER PRIMARY KEY, balance INTEGER); INSERT INTO accounts VALUES (1, 150)")?;
+    ///
+    /// let text = br#"{"msg_id":"P-1","order_no":"O-7","amount":100}"#;
+    /// let first = book(&inbox, text)?;
+    /// let second = book(&inbox, text)?;
+    /// assert_eq!(first.verdict, Verdict::Applied);
+    /// assert!(matches!(second.verdict, Verdict::Duplicate(_)));
+    /// assert_eq!(second.response, first.response);
+    ///
+    /// // A failure for good is recorded too, and nothing of its work is kept.
+    /// let third = book(&inbox, br#"{"msg_id":"P-2","amount":100}"#)?;
+    /// assert_eq!(third.verdict, Verdict::Failed);
+    /// let balance: i64 = bank.query_row("SELECT balance FROM accounts", [], |row| row.get(0))?;
+    /// assert_eq!(balance, 50);
+    ///
+    /// // An error leaves no record: the message is new when it comes again.
+    /// assert!(book(&inbox, br#"{"msg_id":"P-3"}"#).is_err());
+    /// assert_eq!(inbox.rows_of("P-3")?, 0);
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Guarantees
+    /// The constraint on `msg_id` decides, so that of any number of copies at once one is applied. The record, the delivery
+    /// log and what the closure wrote are in one transaction, synced before this returns: all of it, or nothing. What it wrote is
+    /// taken back where it answers [`Ending::Failed`] or [`Ending::Transient`]. It must leave the transaction open.
+    ///
+    /// # Errors
+    /// Those of the closure, and [`InboxError`]; the database is as it was.
+    pub fn receive<E: From<InboxError>>(
+        &self,
+        message: &Incoming<'_>,
+        work: impl FnOnce(&Connection, &Incoming<'_>) -> Result<Ending, E>,
+    ) -> Result<Receipt, E> {
+        let since = SystemClock.boot();
+        let mut work = Some(work);
+        // Its errors pass through the transaction beside its own.
+        let mut theirs = None;
+        loop {
+            let received = self.write(|conn| {
+                let now = table::now(conn).map_err(self.at("cannot be read"))?;
+                let receipt = self.record_with(
+                    conn,
+                    message,
+                    |conn, message| match work.take().map(|work| work(conn, message)) {
+                        Some(Ok(ending)) => Ok(ending),
+                        Some(Err(error)) => {
+                            theirs = Some(error);
+                            Ok(Ending::Transient(String::new()))
+                        }
+                        None => Ok(Ending::Transient("its work was begun before".into())),
+                    },
+                    &now,
+                )?;
+                self.log(conn, message, receipt.verdict, &now)?;
+                Ok(receipt)
+            });
+            match received {
+                Err(InboxError::Taken { .. }) => self.wait_for_lease(message, since, &NEVER)?,
+                received => {
+                    return match theirs {
+                        Some(error) => Err(error),
+                        None => Ok(received?),
+                    };
+                }
+            }
+        }
+    }
+
+    /// Receives a message with work that is chosen at run time: applies it if its key is new, and answers with the stored
+    /// response if it is not.
     ///
     /// # Guarantees
     /// The constraint on `msg_id` decides, so that of any number of copies at once one is applied. Record, delivery log and
-    /// what [`Work::InTransaction`] wrote are in one transaction, synced before this returns.
+    /// what [`Work::InTransaction`] wrote are in one transaction, synced before this returns. Of [`Work::Leased`] see
+    /// [`Leased`](crate::Leased).
     ///
     /// # Errors
-    /// [`InboxError`]; the database is as it was.
-    pub fn receive(&self, message: &Incoming<'_>, work: &Work) -> Result<Receipt, InboxError> {
-        self.write(|conn| {
-            let now = table::now(conn).map_err(self.at("cannot be read"))?;
-            self.receive_in(conn, message, work, &now)
-        })
+    /// [`InboxError`]; the database is as it was, unless it is [`InboxError::NotRecorded`].
+    pub fn receive_with(&self, message: &Incoming<'_>, work: &Work) -> Result<Receipt, InboxError> {
+        if let Work::Leased(work) = work {
+            return self.receive_leased(message, work);
+        }
+        let since = SystemClock.boot();
+        loop {
+            let received = self.write(|conn| {
+                let now = table::now(conn).map_err(self.at("cannot be read"))?;
+                self.receive_in(conn, message, work, &now)
+            });
+            match received {
+                // A handler works on it: its end is waited for outside of the transaction, which would keep it from it.
+                Err(InboxError::Taken { .. }) => self.wait_for_lease(message, since, &NEVER)?,
+                received => return received,
+            }
+        }
     }
 
-    /// The same inside a write transaction, `now` being its time. After an error of the message alone
-    /// ([`InboxError::Constraint`], [`InboxError::Transient`]) the transaction is sound and the message left no trace in it.
+    /// The same inside a write transaction, `now` being its time, without work under a lease. After an error of the message
+    /// alone ([`InboxError::is_of_the_message`]) the transaction is sound and the message left no trace in it.
     pub(crate) fn receive_in(
         &self,
         conn: &Connection,
@@ -140,11 +256,26 @@ impl Inbox {
         now: &str,
     ) -> Result<Receipt, InboxError> {
         let receipt = match work {
-            Work::RecordAlone => self.record(conn, message, now)?,
-            Work::InTransaction(work) => self.record_with(conn, message, &**work, now)?,
+            Work::InTransaction(work) => self.record_with(conn, message, |c, m| work.run(c, m), now)?,
+            Work::RecordAlone | Work::Leased(_) if !self.has_leases(conn)? => {
+                self.record(conn, message, now)?
+            }
+            Work::RecordAlone | Work::Leased(_) => {
+                let done = |_: &Connection, message: &Incoming<'_>| {
+                    Ok(Ending::Done(message.envelope.default_response()))
+                };
+                self.record_with(conn, message, done, now)?
+            }
         };
         self.log(conn, message, receipt.verdict, now)?;
         Ok(receipt)
+    }
+
+    // Nearly always there is none, and that is one look at an empty table.
+    fn has_leases(&self, conn: &Connection) -> Result<bool, InboxError> {
+        conn.prepare_cached("SELECT EXISTS (SELECT 1 FROM main.inbox_leases)")
+            .and_then(|mut look| look.query_row([], |row| row.get(0)))
+            .map_err(self.at("cannot be read"))
     }
 
     fn record(&self, conn: &Connection, message: &Incoming<'_>, now: &str) -> Result<Receipt, InboxError> {
@@ -160,18 +291,21 @@ impl Inbox {
         &self,
         conn: &Connection,
         message: &Incoming<'_>,
-        work: &dyn TransactionWork,
+        work: impl FnOnce(&Connection, &Incoming<'_>) -> Result<Ending, InboxError>,
         now: &str,
     ) -> Result<Receipt, InboxError> {
         let failed = || self.at("cannot be written");
         conn.execute_batch("SAVEPOINT inbox_message").map_err(failed())?;
         let received = self.work_in_savepoint(conn, message, work, now);
-        if received.is_err() && !conn.is_autocommit() {
+        if conn.is_autocommit() {
+            let reason = "the work ended the transaction that it was given";
+            let reason = format!("{reason}: what it wrote after that may be kept without a record");
+            return Err(received.err().unwrap_or(InboxError::Unfit { path: self.path().into(), reason }));
+        }
+        if received.is_err() {
             conn.execute_batch("ROLLBACK TO inbox_message").map_err(failed())?;
         }
-        if !conn.is_autocommit() {
-            conn.execute_batch("RELEASE inbox_message").map_err(failed())?;
-        }
+        conn.execute_batch("RELEASE inbox_message").map_err(failed())?;
         received
     }
 
@@ -179,15 +313,16 @@ impl Inbox {
         &self,
         conn: &Connection,
         message: &Incoming<'_>,
-        work: &dyn TransactionWork,
+        work: impl FnOnce(&Connection, &Incoming<'_>) -> Result<Ending, InboxError>,
         now: &str,
     ) -> Result<Receipt, InboxError> {
         let failed = || self.at("cannot be written");
-        if !self.insert(conn, message, "done", "", now)? {
+        if !self.insert(conn, message, "done", &message.envelope.default_response(), now)? {
             return self.known(conn, message);
         }
+        self.heed_lease(conn, message)?;
         conn.execute_batch("SAVEPOINT inbox_work").map_err(failed())?;
-        let (verdict, status, response) = match work.run(conn, message)? {
+        let (verdict, status, response) = match work(conn, message)? {
             Ending::Done(response) => (Verdict::Applied, "done", response),
             Ending::Failed(response) => {
                 conn.execute_batch("ROLLBACK TO inbox_work").map_err(failed())?;

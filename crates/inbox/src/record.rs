@@ -1,10 +1,12 @@
 //! One message: what is on record about it, and how an operator makes its key new again.
 
+use onlyonce_store_sqlite::file::BootTime;
 use onlyonce_store_sqlite::rusqlite::{self, Connection, OptionalExtension, Row, params};
 use serde::Serialize;
 
 use crate::error::InboxError;
 use crate::inbox::Inbox;
+use crate::lease::{self, LeaseView};
 use crate::table;
 
 /// What is on record about one key.
@@ -12,6 +14,8 @@ use crate::table;
 pub struct RecordView {
     /// Its row, unless it has none (any more).
     pub row: Option<RowView>,
+    /// The lease of a handler that works on it, or did when it was last seen.
+    pub lease: Option<LeaseView>,
     /// Its deliveries, oldest first, as far as they are in the log.
     pub deliveries: Vec<DeliveryView>,
     /// How often it was delivered, the first time included, where it is in the log.
@@ -33,6 +37,22 @@ pub struct RowView {
     pub response: Option<String>,
     /// When it was applied: UTC.
     pub created_at: Option<String>,
+}
+
+/// What an operator's reset found.
+#[derive(Clone, Debug)]
+pub enum Forgotten {
+    /// The row as it was, and the lease if there was one whose time was over: both are gone.
+    Removed {
+        /// The row.
+        row: Option<RowView>,
+        /// The lease.
+        lease: Option<LeaseView>,
+    },
+    /// A handler works on the message at this moment: nothing was changed.
+    InProgress(LeaseView),
+    /// There is nothing to forget.
+    Absent,
 }
 
 /// A row of the delivery log.
@@ -75,32 +95,52 @@ impl Inbox {
     /// When the database cannot be read.
     pub fn record_of(&self, key: &str) -> Result<Option<RecordView>, InboxError> {
         self.read(|conn| {
-            let view = view(conn, key).map_err(self.at("cannot be read"))?;
-            let is_known = view.row.is_some() || !view.deliveries.is_empty() || !view.audit.is_empty();
+            let mut view = view(conn, key).map_err(self.at("cannot be read"))?;
+            view.lease = self.lease_of(conn, key)?;
+            let is_known = view.row.is_some()
+                || view.lease.is_some()
+                || !view.deliveries.is_empty()
+                || !view.audit.is_empty();
             Ok(is_known.then_some(view))
         })
     }
 
-    /// Removes the row of a key, so that the message is new when it comes again, and writes who did so and why on
-    /// `inbox_audit`. Answers the row, or `None` when there was none.
+    /// Removes the row of a key and a lease that is over, so that the message is new when it comes again, and writes who did
+    /// so and why on `inbox_audit`.
     ///
     /// # Errors
     /// When the database cannot be written.
-    pub fn forget(&self, key: &str, actor: &str, reason: &str) -> Result<Option<RowView>, InboxError> {
+    pub fn forget(&self, key: &str, actor: &str, reason: &str) -> Result<Forgotten, InboxError> {
         self.write(|conn| {
-            let forget = || -> rusqlite::Result<Option<RowView>> {
-                let Some(row) = row_of(conn, key)? else { return Ok(None) };
-                let before = serde_json::to_string(&row).expect("text is JSON");
+            let lease = self.lease_of(conn, key)?;
+            if let Some(lease) = lease.as_ref().filter(|lease| lease.left_ms > 0) {
+                return Ok(Forgotten::InProgress(lease.clone()));
+            }
+            let row = row_of(conn, key).map_err(self.at("cannot be read"))?;
+            let before = match (&row, &lease) {
+                (Some(row), _) => serde_json::to_string(row),
+                (None, Some(lease)) => serde_json::to_string(lease),
+                (None, None) => return Ok(Forgotten::Absent),
+            };
+            let before = before.expect("text is JSON");
+            let forget = || -> rusqlite::Result<()> {
                 conn.execute("DELETE FROM main.inbox_log WHERE msg_id = ?1", [key])?;
+                lease::remove(conn, key)?;
                 conn.execute(
                     "INSERT INTO main.inbox_audit (at, actor, action, msg_id, before, reason)
                      VALUES (datetime('now'), ?1, 'forget', ?2, ?3, ?4)",
                     params![actor, key, before, reason],
                 )?;
-                Ok(Some(row))
+                Ok(())
             };
-            forget().map_err(self.at("cannot be written"))
+            forget().map_err(self.at("cannot be written"))?;
+            Ok(Forgotten::Removed { row, lease })
         })
+    }
+
+    fn lease_of(&self, conn: &Connection, key: &str) -> Result<Option<LeaseView>, InboxError> {
+        let lease = lease::find(conn, key).map_err(self.at("cannot be read"))?;
+        lease.map(|lease| Ok(lease.view(key, &BootTime::now(self.path())?))).transpose()
     }
 }
 
@@ -137,7 +177,7 @@ fn view(conn: &Connection, key: &str) -> rusqlite::Result<RecordView> {
         };
         audit = conn.prepare(sql)?.query_map([key], found)?.collect::<Result<_, _>>()?;
     }
-    Ok(RecordView { row, deliveries, times, audit })
+    Ok(RecordView { row, lease: None, deliveries, times, audit })
 }
 
 fn row_of(conn: &Connection, key: &str) -> rusqlite::Result<Option<RowView>> {

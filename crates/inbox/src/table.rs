@@ -39,6 +39,15 @@ CREATE TABLE IF NOT EXISTS main.inbox_totals (
     longest_days REAL NOT NULL,
     PRIMARY KEY (path, verdict)
 ) STRICT;
+CREATE TABLE IF NOT EXISTS main.inbox_leases (
+    msg_id TEXT NOT NULL PRIMARY KEY,
+    token BLOB NOT NULL,
+    attempt INTEGER NOT NULL,
+    digest BLOB NOT NULL,
+    boot_id TEXT NOT NULL,
+    until_boot_ms INTEGER NOT NULL,
+    taken_at TEXT NOT NULL
+) STRICT;
 CREATE TABLE IF NOT EXISTS main.inbox_audit (
     id INTEGER PRIMARY KEY,
     at TEXT NOT NULL,
@@ -49,7 +58,7 @@ CREATE TABLE IF NOT EXISTS main.inbox_audit (
     reason TEXT NOT NULL
 ) STRICT;";
 
-const OUR_TABLES: [&str; 3] = ["inbox_deliveries", "inbox_totals", "inbox_audit"];
+const OUR_TABLES: [&str; 4] = ["inbox_deliveries", "inbox_totals", "inbox_leases", "inbox_audit"];
 
 /// Why a table is no good, as the end of a sentence that names the file.
 #[derive(Debug)]

@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use onlyonce_core::StoreError;
+use onlyonce_core::{Clock, StoreError, SystemClock};
 use rusqlite::{Connection, ErrorCode};
 
-use crate::open;
+use crate::{boot, open};
 
 /// How long is slept between two looks at a lock that another process holds.
 const NAP_MIN: Duration = Duration::from_micros(100);
@@ -27,6 +27,27 @@ pub fn check_place(path: &Path, create: bool) -> Result<(), StoreError> {
 /// `Timeout` when other connections keep it busy for all of `patience`; what SQLite says otherwise.
 pub fn use_wal(conn: &Connection, path: &Path, patience: Duration) -> Result<(), StoreError> {
     open::use_wal(conn, patience).map_err(|fault| fault.into_error("open", path))
+}
+
+/// A reading of the boot clock that every process of the machine can compare with its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BootTime {
+    /// Names the boot; times of another boot are over.
+    pub boot_id: String,
+    /// Since the machine started, suspended time included and time namespaces left out.
+    pub ms: i64,
+}
+
+impl BootTime {
+    /// Now. `path` is for errors.
+    ///
+    /// # Errors
+    /// When the system does not tell which boot this is.
+    pub fn now(path: &Path) -> Result<Self, StoreError> {
+        let boot_id = boot::system_boot_id().map_err(|fault| fault.into_error("open", path))?;
+        let ms = i64::try_from(SystemClock.boot().as_millis()).unwrap_or(i64::MAX);
+        Ok(Self { boot_id, ms: ms.saturating_sub(boot::system_namespace_ms()) })
+    }
 }
 
 /// Begins a write transaction, waiting for other writers for as long as `patience`.

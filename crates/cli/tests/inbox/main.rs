@@ -9,6 +9,8 @@ mod race;
 mod records;
 mod retention;
 mod tables;
+mod work;
+mod work_crash;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,32 +1,28 @@
 //! `onlyonce inbox apply`.
 
 use std::io::{Write, stdout};
-use std::path::PathBuf;
 
-use onlyonce_inbox::{Body, Receipt, Verdict, Work};
+use onlyonce_inbox::{Body, Receipt, Verdict};
 use serde::Serialize;
 
-use super::{Database, Message, OnConflict, Reading, ViaArg, conflict, verdict_line};
+use super::delivery::{Delivery, Message, OnConflict, ViaArg, conflict, verdict_line};
 use crate::failure::Failure;
 use crate::output;
 
 /// Applies one message if it is new
 ///
-/// Line 1 is `applied` or `duplicate`, line 2 the response: for a duplicate the stored one, byte for byte.
+/// Line 1 is `applied`, `duplicate` or `failed`, line 2 the response: for a duplicate the stored one, byte for byte.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   onlyonce inbox apply inbox.db message.json
   onlyonce inbox apply inbox.db message.json --via retry
+  onlyonce inbox apply inbox.db message.json --sql book.sql
+  onlyonce inbox apply inbox.db message.json --exec ./ship.sh
   onlyonce inbox apply inbox.db - --key '{sender}/{date}/{seq}' < message.json")]
 pub(super) struct Apply {
     #[command(flatten)]
-    database: Database,
-    /// The file with the message, in JSON; - is standard input
-    #[arg(value_name = "JSON")]
-    message: PathBuf,
-    #[command(flatten)]
-    reading: Reading,
+    delivery: Delivery,
     /// By which path the message came; kept in the delivery log
     #[arg(long, value_name = "PATH", default_value = "manual")]
     via: ViaArg,
@@ -47,15 +43,16 @@ struct ReceiptJson<'r> {
 impl Apply {
     pub(super) fn run(self) -> Result<(), Failure> {
         // Before the database is touched: bad data changes nothing.
-        let message = Message::read(&self.message, &self.reading.keys())?;
-        let inbox = self.database.open()?;
-        let receipt = message.receive(&inbox, self.via.into(), &Work::RecordAlone)?;
+        let message = self.delivery.read()?;
+        let work = self.delivery.handling.work()?;
+        let inbox = self.delivery.database.open()?;
+        let receipt = message.receive(&inbox, self.via.into(), &work)?;
         self.print(&message, &receipt)?;
         self.verdict(&message, receipt.verdict)
     }
 
     fn print(&self, message: &Message, receipt: &Receipt) -> Result<(), Failure> {
-        let verdict = verdict_line(receipt.verdict, self.reading.on_conflict);
+        let verdict = verdict_line(receipt.verdict, self.delivery.reading.on_conflict);
         let mut out = stdout().lock();
         if self.json {
             let body = match receipt.verdict {
@@ -76,7 +73,7 @@ impl Apply {
         match verdict {
             Verdict::Duplicate(Body::Different) => {
                 let said = conflict(key, &message.source);
-                if self.reading.on_conflict == OnConflict::Fail {
+                if self.delivery.reading.on_conflict == OnConflict::Fail {
                     return Err(Failure::Data(said));
                 }
                 eprintln!("warning: {said}");

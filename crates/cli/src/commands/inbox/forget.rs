@@ -2,7 +2,7 @@
 
 use std::io::{Write, stdout};
 
-use onlyonce_inbox::RowView;
+use onlyonce_inbox::{Forgotten, LeaseView, RowView};
 use serde::Serialize;
 
 use super::Database;
@@ -11,7 +11,7 @@ use crate::commands::operator::{one_line, user_name};
 use crate::failure::Failure;
 use crate::output;
 
-/// Removes the row of one message, so that it is applied again when it comes again
+/// Removes the row of one message, and a lease that is over, so that it is applied again when it comes again
 ///
 /// The row as it was, who removed it and why are kept on the table `inbox_audit`; the delivery log stays.
 #[derive(Debug, clap::Args)]
@@ -29,14 +29,16 @@ pub(super) struct Forget {
     /// Who; kept on the audit table [default: the user's name]
     #[arg(long, value_parser = one_line)]
     actor: Option<String>,
-    /// Print JSON: `forgotten`, the row as it was
+    /// Print JSON: `forgotten`, the row as it was, and `lease`
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Serialize)]
 struct ForgottenJson {
-    forgotten: RowView,
+    /// `null` where work was begun and never recorded.
+    forgotten: Option<RowView>,
+    lease: Option<LeaseView>,
 }
 
 impl Forget {
@@ -44,11 +46,21 @@ impl Forget {
         let actor = self.actor.unwrap_or_else(user_name);
         // Not `existing`: the audit table may have to be made.
         self.database.open_existing()?;
-        let row = self.database.open()?.forget(&self.msg_id, &actor, &self.reason)?;
-        let row = row.ok_or_else(|| not_found(&self.msg_id))?;
+        let found = self.database.open()?.forget(&self.msg_id, &actor, &self.reason)?;
+        let (row, lease) = match found {
+            Forgotten::Removed { row, lease } => (row, lease),
+            Forgotten::Absent => return Err(not_found(&self.msg_id)),
+            Forgotten::InProgress(lease) => {
+                return Err(Failure::Refused(format!(
+                    "a handler works on the message {:?}, for {} s at least; nothing was changed",
+                    self.msg_id,
+                    lease.left_ms.div_ceil(1000)
+                )));
+            }
+        };
         let mut out = stdout().lock();
         match self.json {
-            true => output::json(&mut out, &ForgottenJson { forgotten: row })?,
+            true => output::json(&mut out, &ForgottenJson { forgotten: row, lease })?,
             false => writeln!(out, "forgotten {}", output::visible(&self.msg_id))?,
         }
         Ok(())

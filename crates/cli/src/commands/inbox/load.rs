@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
-use onlyonce_inbox::{Format, Ignored, LoadEvent, LoadOptions, LoadReport, Skipped, Sources, Work};
+use onlyonce_inbox::{Format, Ignored, LoadEvent, LoadOptions, LoadReport, Skipped, Sources};
 use serde::Serialize;
 
-use super::{Database, OnConflict, Reading, ViaArg, conflict};
+use super::Database;
+use super::delivery::{Handling, OnConflict, Reading, ViaArg, conflict};
 use crate::failure::{self, Failure};
 use crate::output;
 
@@ -23,6 +24,7 @@ use crate::output;
 Examples:
   onlyonce inbox load inbox.db messages/ --duplicates dup.txt
   onlyonce inbox load inbox.db 'in/2026-*/**/*.json'
+  onlyonce inbox load inbox.db messages/ --sql book.sql
   zcat messages.ndjson.gz | onlyonce inbox load inbox.db -")]
 pub(super) struct Load {
     #[command(flatten)]
@@ -36,6 +38,8 @@ pub(super) struct Load {
     duplicates: Option<PathBuf>,
     #[command(flatten)]
     reading: Reading,
+    #[command(flatten)]
+    handling: Handling,
     /// By which path the messages came; kept in the delivery log
     #[arg(long, value_name = "PATH", default_value = "batch")]
     via: ViaArg,
@@ -84,6 +88,7 @@ const CACHE_KIB: u32 = 64 * 1024;
 impl Load {
     pub(super) fn run(self) -> Result<(), Failure> {
         let format = self.format.map(Format::from);
+        let work = self.handling.work()?;
         let sources = Sources::find(&self.sources, format)?;
         // Before anything is loaded: a list that cannot be written must not be found out at the end.
         let list = self.duplicates.as_deref().map(List::create).transpose()?;
@@ -96,7 +101,7 @@ impl Load {
             ..LoadOptions::default()
         };
         let mut progress = Progress::default();
-        let loaded = inbox.load(sources, &options, &Work::RecordAlone, |event| progress.observe(event));
+        let loaded = inbox.load(sources, &options, &work, |event| progress.observe(event));
         progress.bar.finish_and_clear();
         let (report, ignored) = loaded?;
         if let Some(list) = list {

@@ -1,6 +1,7 @@
 //! `onlyonce inbox`: messages that may come more than once, applied once.
 
 mod apply;
+mod delivery;
 mod duplicates;
 mod forget;
 mod load;
@@ -9,15 +10,11 @@ mod race;
 mod show;
 mod verify;
 
-use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Subcommand, ValueEnum};
-use onlyonce_inbox::{
-    Body, Envelope, Inbox, InboxOptions, Incoming, KeyExpression, Keys, Place, Receipt, Verdict, Via, Work,
-    read_message,
-};
+use clap::Subcommand;
+use onlyonce_inbox::{Inbox, InboxOptions};
 
 use crate::failure::Failure;
 
@@ -97,102 +94,6 @@ impl Database {
     fn options(&self) -> InboxOptions {
         InboxOptions::default().busy_timeout(self.busy_timeout)
     }
-}
-
-/// How messages are read, and what a conflict means.
-#[derive(Debug, clap::Args)]
-struct Reading {
-    /// What a message is known by: a member, a JSON pointer such as /header/id, or several, as in '{sender}/{date}/{seq}'
-    #[arg(long, value_name = "EXPRESSION", default_value = "msg_id", value_parser = parse_expression)]
-    key: KeyExpression,
-    /// What a message is about, kept beside its key; NULL where it has none
-    #[arg(long, value_name = "EXPRESSION", default_value = "order_no", value_parser = parse_expression)]
-    biz_key: KeyExpression,
-    /// What to do about a known key with another body: warn and take it for a duplicate, or fail with exit code 65
-    #[arg(long, value_name = "WHAT", default_value = "warn")]
-    on_conflict: OnConflict,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum OnConflict {
-    Warn,
-    Fail,
-}
-
-impl Reading {
-    fn keys(&self) -> Keys {
-        Keys { key: self.key.clone(), biz_key: self.biz_key.clone() }
-    }
-}
-
-/// By which path messages came.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ViaArg {
-    Retry,
-    Queue,
-    Manual,
-    Batch,
-    Unknown,
-}
-
-impl From<ViaArg> for Via {
-    fn from(via: ViaArg) -> Self {
-        match via {
-            ViaArg::Retry => Self::Retry,
-            ViaArg::Queue => Self::Queue,
-            ViaArg::Manual => Self::Manual,
-            ViaArg::Batch => Self::Batch,
-            ViaArg::Unknown => Self::Unknown,
-        }
-    }
-}
-
-/// One message in a file.
-struct Message {
-    source: String,
-    envelope: Envelope,
-    body: Vec<u8>,
-}
-
-impl Message {
-    fn read(path: &Path, keys: &Keys) -> Result<Self, Failure> {
-        let body = read_message(path)?;
-        let source =
-            if path.as_os_str() == OsStr::new("-") { "stdin".into() } else { path.to_string_lossy() };
-        let source = source.into_owned();
-        let envelope = Envelope::read(&body, keys, Place::start_of(&source))
-            .map_err(onlyonce_inbox::InboxError::from)?;
-        Ok(Self { source, envelope, body })
-    }
-
-    fn incoming(&self, via: Via) -> Incoming<'_> {
-        Incoming { envelope: &self.envelope, via, source: &self.source, body: &self.body }
-    }
-
-    fn receive(&self, inbox: &Inbox, via: Via, work: &Work) -> Result<Receipt, Failure> {
-        Ok(inbox.receive(&self.incoming(via), work)?)
-    }
-}
-
-/// What line 1 says.
-fn verdict_line(verdict: Verdict, on_conflict: OnConflict) -> &'static str {
-    match verdict {
-        Verdict::Duplicate(Body::Different) if on_conflict == OnConflict::Fail => "conflict",
-        Verdict::Duplicate(_) => "duplicate",
-        other => other.as_str(),
-    }
-}
-
-/// A conflict is told, and a failure where that was asked for.
-fn conflict(key: &str, source: &str) -> String {
-    format!(
-        "{source}: conflict: the key {key:?} is known, and this body is another one than the first: nothing was applied; \
-         `onlyonce inbox show` has both deliveries"
-    )
-}
-
-fn parse_expression(text: &str) -> Result<KeyExpression, String> {
-    text.parse().map_err(|error: onlyonce_inbox::InvalidExpression| error.to_string())
 }
 
 // A bare number is in milliseconds, as for PRAGMA busy_timeout.

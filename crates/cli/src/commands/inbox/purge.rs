@@ -28,7 +28,7 @@ pub(super) struct Purge {
     /// Count, and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Print JSON: `deleted`, `remain`, `unreadable`, `longest_retry_days`, `dry_run`
+    /// Print JSON: `deleted`, `remain`, `unreadable`, `leases`, `longest_retry_days`, `dry_run`
     #[arg(long)]
     json: bool,
 }
@@ -38,6 +38,7 @@ struct PurgeJson {
     deleted: u64,
     remain: u64,
     unreadable: u64,
+    leases: u64,
     longest_retry_days: Option<f64>,
     dry_run: bool,
 }
@@ -56,14 +57,14 @@ impl Purge {
         progress.finish_and_clear();
         let report = purged?;
         self.warn(&report);
-        let PurgeReport { deleted, remain, unreadable, longest_retry_days, .. } = report;
+        let PurgeReport { deleted, remain, unreadable, leases, longest_retry_days, .. } = report;
         let mut out = stdout().lock();
         match self.json {
             true => {
                 let dry_run = self.dry_run;
                 output::json(
                     &mut out,
-                    &PurgeJson { deleted, remain, unreadable, longest_retry_days, dry_run },
+                    &PurgeJson { deleted, remain, unreadable, leases, longest_retry_days, dry_run },
                 )?;
             }
             false => writeln!(out, "deleted={deleted} remain={remain}")?,
@@ -74,6 +75,12 @@ impl Purge {
     fn warn(&self, report: &PurgeReport) {
         if self.dry_run {
             eprintln!("note: a dry run: nothing was removed");
+        }
+        if report.leases > 0 {
+            eprintln!(
+                "warning: {} messages as old have no row, since their work was begun and not seen to end; that is forgotten",
+                report.leases
+            );
         }
         if report.unreadable > 0 {
             let named: Vec<String> = report.unreadable_keys.iter().map(|key| format!("{key:?}")).collect();

@@ -1,13 +1,12 @@
 //! `onlyonce inbox race`.
 
 use std::io::{self, Write, stdout};
-use std::path::PathBuf;
 use std::process::Command;
 
 use onlyonce_inbox::{AttemptResult, RaceReport, Verdict, Work, race, racer};
 use serde::Serialize;
 
-use super::{Database, Message, Reading, ViaArg};
+use super::delivery::{Delivery, Message, ViaArg};
 use crate::failure::Failure;
 use crate::output;
 
@@ -22,15 +21,10 @@ Examples:
   onlyonce inbox race inbox.db message.json --attempts 40")]
 pub(super) struct Race {
     #[command(flatten)]
-    database: Database,
-    /// The file with the message, in JSON
-    #[arg(value_name = "JSON")]
-    message: PathBuf,
+    delivery: Delivery,
     /// How many processes
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1000))]
     attempts: u16,
-    #[command(flatten)]
-    reading: Reading,
     /// By which path the message came; kept in the delivery log
     #[arg(long, value_name = "PATH", default_value = "retry")]
     via: ViaArg,
@@ -54,26 +48,25 @@ struct RaceJson {
 
 impl Race {
     pub(super) fn run(self) -> Result<(), Failure> {
-        if self.message.as_os_str() == "-" {
+        if self.delivery.message.as_os_str() == "-" {
             return Err(Failure::Usage(
                 "a race needs a file: its processes cannot share standard input".into(),
             ));
         }
-        let message = Message::read(&self.message, &self.reading.keys())?;
+        let message = self.delivery.read()?;
+        let work = self.delivery.handling.work()?;
         if self.racer {
-            return racer(|| self.attempt(&message)).map_err(|error| Failure::io("the race", &error));
+            return racer(|| self.attempt(&message, &work)).map_err(|error| Failure::io("the race", &error));
         }
         let report =
             race(self.attempts.into(), racer_command).map_err(|error| Failure::io("the race", &error))?;
-        let rows = self.database.open_existing()?.rows_of(message.envelope.key.as_str())?;
+        let rows = self.delivery.database.open_existing()?.rows_of(message.envelope.key.as_str())?;
         self.print(&report, rows)
     }
 
-    fn attempt(&self, message: &Message) -> AttemptResult {
-        let received = self
-            .database
-            .open()
-            .and_then(|inbox| message.receive(&inbox, self.via.into(), &Work::RecordAlone));
+    fn attempt(&self, message: &Message, work: &Work) -> AttemptResult {
+        let received =
+            self.delivery.database.open().and_then(|inbox| message.receive(&inbox, self.via.into(), work));
         match received.map(|receipt| receipt.verdict) {
             Ok(Verdict::Applied) => AttemptResult::Applied,
             Ok(Verdict::Failed) => AttemptResult::Failed,

@@ -19,7 +19,7 @@ pub(super) struct Show {
     database: Database,
     /// The key, byte for byte
     msg_id: String,
-    /// Print JSON: `row`, `deliveries`, `times`, `audit`
+    /// Print JSON: `row`, `lease`, `deliveries`, `times`, `audit`
     #[arg(long)]
     json: bool,
 }
@@ -49,7 +49,15 @@ impl Show {
                     writeln!(out, "{name:<12}{}", output::visible(value.as_deref().unwrap_or("NULL")))?;
                 }
             }
+            None if record.lease.is_some() => {}
             None => writeln!(out, "status      no row (purged or forgotten): it is new when it comes again")?,
+        }
+        if let Some(lease) = &record.lease {
+            let state = match lease.left_ms {
+                0 => "not seen to end; the next delivery takes over".into(),
+                left => format!("in progress, for {} s at least", left.div_ceil(1000)),
+            };
+            writeln!(out, "{:<12}attempt {}, begun {}: {state}", "lease", lease.attempt, lease.taken_at)?;
         }
         writeln!(out, "times       {}", record.times)?;
         let mut table = output::table(&["RECEIVED", "VERDICT", "PATH", "BODY", "SOURCE"]);

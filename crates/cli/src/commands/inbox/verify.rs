@@ -1,12 +1,11 @@
 //! `onlyonce inbox verify`.
 
 use std::io::{Write, stdout};
-use std::path::PathBuf;
 
-use onlyonce_inbox::{Verdict, Work};
+use onlyonce_inbox::Verdict;
 use serde::Serialize;
 
-use super::{Database, Message, OnConflict, Reading, ViaArg, verdict_line};
+use super::delivery::{Delivery, OnConflict, ViaArg, verdict_line};
 use crate::failure::Failure;
 use crate::output;
 
@@ -19,12 +18,7 @@ Examples:
   onlyonce inbox verify inbox.db message.json")]
 pub(super) struct Verify {
     #[command(flatten)]
-    database: Database,
-    /// The file with the message, in JSON
-    #[arg(value_name = "JSON")]
-    message: PathBuf,
-    #[command(flatten)]
-    reading: Reading,
+    delivery: Delivery,
     /// By which path the message came; kept in the delivery log
     #[arg(long, value_name = "PATH", default_value = "manual")]
     via: ViaArg,
@@ -42,9 +36,10 @@ struct ReplayJson {
 
 impl Verify {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let message = Message::read(&self.message, &self.reading.keys())?;
+        let message = self.delivery.read()?;
+        let work = self.delivery.handling.work()?;
         // A connection each, so that nothing but the file can carry the response over.
-        let once = || message.receive(&self.database.open()?, self.via.into(), &Work::RecordAlone);
+        let once = || message.receive(&self.delivery.database.open()?, self.via.into(), &work);
         let (first, second) = (once()?, once()?);
         let is_replay = matches!(second.verdict, Verdict::Duplicate(_));
         let replay = if is_replay && first.response == second.response { "identical" } else { "different" };
