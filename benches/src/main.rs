@@ -18,6 +18,7 @@ mod keys;
 mod layer;
 mod load;
 mod measure;
+mod postgres;
 mod redis;
 mod report;
 mod runtime;
@@ -55,6 +56,14 @@ enum What {
     },
     /// The Redis store against redis-benchmark.
     Redis,
+    /// PostgreSQL, on a private server: the store, and one transaction with a business write.
+    Postgres,
+    /// PostgreSQL with many records, and beside their purge.
+    PostgresGrowth {
+        /// Records.
+        #[arg(long, default_value_t = 1_000_000)]
+        rows: u64,
+    },
     /// An axum handler, bare and behind the layer.
     Layer,
     /// `onlyonce serve` against nginx and against itself.
@@ -129,6 +138,8 @@ fn main() -> Result<()> {
         What::Store => store::run(&plan, &mut report)?,
         What::Growth { rows } => store::growth(&plan, rows, &mut report)?,
         What::Redis => redis::run(&plan, &mut report)?,
+        What::Postgres => postgres::run(&plan, &mut report)?,
+        What::PostgresGrowth { rows } => postgres::growth(&plan, rows, &mut report)?,
         What::Layer => layer::run(&plan, &mut report)?,
         What::Gateway(programs) => gateway::run(&plan, &programs, &mut report)?,
         What::Inbox(inbox) => inbox::run(&plan, &inbox, &mut report)?,
@@ -136,6 +147,7 @@ fn main() -> Result<()> {
         What::All(All { programs, inbox }) => {
             store::run(&plan, &mut report)?;
             redis::run(&plan, &mut report)?;
+            postgres::run(&plan, &mut report)?;
             layer::run(&plan, &mut report)?;
             gateway::run(&plan, &programs, &mut report)?;
             inbox::run(&plan, &inbox, &mut report)?;

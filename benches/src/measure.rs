@@ -78,6 +78,11 @@ impl<'a> Subject<'a> {
     pub(crate) fn new(name: impl Into<String>, run: impl FnMut(Duration) -> Result<Sample> + 'a) -> Self {
         Self { name: name.into(), run: Box::new(run) }
     }
+
+    /// Runs it for a while.
+    pub(crate) fn run(&mut self, time: Duration) -> Result<Sample> {
+        (self.run)(time)
+    }
 }
 
 /// What a ratio is taken of, and what it should be.
@@ -88,6 +93,8 @@ pub(crate) enum Target {
     Rate(f64, f64),
     /// Of the p50 times: at most the first, the second being the aim.
     Time(f64, f64),
+    /// Of the p99 times: at most the first, the second being the aim.
+    Tail(f64, f64),
 }
 
 /// One subject against another.

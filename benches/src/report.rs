@@ -89,13 +89,14 @@ impl Ratio {
         let of = |sample: &Sample| match comparison.target {
             Target::Rate(..) => sample.rate,
             Target::Time(..) => sample.p50_us,
+            Target::Tail(..) => sample.p99_us,
         };
         let Spread { median, min, max } = spread(subject.iter().zip(against).map(|(a, b)| of(a) / of(b)));
         let reached = match comparison.target {
             Target::Rate(_, aim) if median >= aim => Reached::Aim,
             Target::Rate(least, _) if median >= least => Reached::AtLeast,
-            Target::Time(_, aim) if median <= aim => Reached::Aim,
-            Target::Time(most, _) if median <= most => Reached::AtLeast,
+            Target::Time(_, aim) | Target::Tail(_, aim) if median <= aim => Reached::Aim,
+            Target::Time(most, _) | Target::Tail(most, _) if median <= most => Reached::AtLeast,
             _ => Reached::Missed,
         };
         Self {
@@ -112,6 +113,7 @@ impl Ratio {
     fn cells(&self) -> Vec<String> {
         let target = match self.target {
             Target::Rate(least, aim) => format!("≥ {least:.2}; {aim:.2}"),
+            Target::Tail(most, aim) => format!("≤ {most:.2} × its p99; {aim:.2}"),
             Target::Time(most, aim) => format!("≤ {most:.2} × its p50; {aim:.2}"),
         };
         let reached = match self.reached {

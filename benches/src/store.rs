@@ -156,7 +156,7 @@ pub(crate) fn callers_of<'a>(
     })
 }
 
-async fn pairs(
+pub(crate) async fn pairs(
     store: &Arc<dyn Store>,
     keys: &Arc<Keys>,
     callers: usize,

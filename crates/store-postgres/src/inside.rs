@@ -75,11 +75,11 @@ impl Inside {
         let (table, meta) = (place.keys(), place.meta());
         let id: String = store_id.iter().map(|byte| format!("{byte:02x}")).collect();
         Self {
-            // A database without this store's row fails by the division.
+            // A database without this store's row fails by the division. One statement: each costs its parsing.
             begin: format!(
                 "SAVEPOINT onlyonce_claim; \
-                 SELECT 1 / count(*) FROM {meta} WHERE store_id = '{id}'; \
-                 SELECT set_config('synchronous_commit', {SYNCHRONOUS}, true), \
+                 SELECT 1 / (SELECT count(*) FROM {meta} WHERE store_id = '{id}'), \
+                    set_config('synchronous_commit', {SYNCHRONOUS}, true), \
                     set_config('onlyonce.lock_timeout', current_setting('lock_timeout'), true), \
                     set_config('lock_timeout', '"
             ),
