@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::PROGRAM;
+use onlyonce_core::Mutant;
 use onlyonce_prove::plan::Gateways;
-use onlyonce_prove::{Fault, Plan, Report, Rule, Target, prove};
+use onlyonce_prove::{Fault, OnUnknown, Plan, Report, Rule, Target, prove};
 use parking_lot::Mutex;
 use testkit::{Answer, Mariadb, Postgres, Redis, Upstream};
 use tokio::time::Instant;
@@ -31,6 +32,8 @@ fn plan(store: &str, folder: &Path, seed: u64, faults: &[Fault]) -> Plan {
             store: store.into(),
             count: 3,
             lease: Duration::from_secs(2),
+            on_unknown: OnUnknown::Hold,
+            environment: Vec::new(),
             folder: folder.to_owned(),
             restart_store: Some(format!(
                 "cd '{}' && touch want && until [ -e back ]; do sleep 0.02; done; rm back",
@@ -126,6 +129,68 @@ async fn a_gateway_that_runs_unknown_outcomes_again_is_broken() {
     let report = prove(&plan).await.unwrap();
     assert!(report.violations.iter().any(|found| found.rule == Rule::Once), "{}", report.text());
     assert!(report.text().contains("BROKEN") && !report.histories.is_empty());
+}
+
+/// Runs it again on purpose, and gives one answer for all.
+#[tokio::test(flavor = "multi_thread")]
+async fn sqlite_holds_under_retry() {
+    let folder = tempfile::tempdir().unwrap();
+    let faults = [Fault::Kill, Fault::Pause];
+    let mut plan = plan("sqlite:prove.db", folder.path(), SEEDS[0], &faults);
+    let Target::Gateways(gateways) = &mut plan.target else { panic!() };
+    gateways.on_unknown = OnUnknown::Retry;
+    held(&prove(&plan).await.unwrap(), &faults);
+}
+
+/// Our own code with one fault at a time: each is found, by the rule that it breaks.
+#[cfg(feature = "mutants")]
+mod mutants {
+    use super::*;
+
+    // A minute is given: a few seeds, one after the other.
+    async fn found(mutant: Mutant, on_unknown: OnUnknown, faults: &[Fault], rule: Rule) {
+        for seed in 1..=5 {
+            let folder = tempfile::tempdir().unwrap();
+            let mut plan = plan("sqlite:prove.db", folder.path(), seed, faults);
+            plan.callers = 24;
+            let Target::Gateways(gateways) = &mut plan.target else { panic!() };
+            gateways.on_unknown = on_unknown;
+            gateways.environment = vec![(Mutant::VARIABLE.into(), mutant.name().into())];
+            let report = prove(&plan).await.unwrap();
+            println!("{}", report.text());
+            if report.violations.iter().any(|violation| violation.rule == rule) {
+                return;
+            }
+        }
+        panic!("{} lives on", mutant.name());
+    }
+
+    macro_rules! each {
+        ($($name:ident: $mutant:ident, $how:ident, $faults:expr, $rule:ident;)*) => {
+            $(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $name() {
+                    found(Mutant::$mutant, OnUnknown::$how, $faults, Rule::$rule).await;
+                }
+            )*
+
+            #[test]
+            fn none_is_left_out() {
+                assert_eq!([$(Mutant::$mutant),*], Mutant::ALL);
+            }
+        };
+    }
+
+    each! {
+        fencing_off: FencingOff, Retry, &[Fault::Pause], Identical;
+        token_is_a_counter: TokenIsACounter, Hold, &[], Once;
+        check_then_insert: CheckThenInsert, Hold, &[], Once;
+        answer_before_record: AnswerBeforeRecord, Hold, &[Fault::Kill], Kept;
+        release_on_disconnect: ReleaseOnDisconnect, Hold, &[], Once;
+        cache_before_fingerprint: CacheBeforeFingerprint, Hold, &[], Mismatch;
+        purge_by_age: PurgeByAge, Hold, &[], Once;
+        unique_dropped: UniqueDropped, Hold, &[], Once;
+    }
 }
 
 /// A server without claims in flight looks whether the key is known, works, and then remembers it.

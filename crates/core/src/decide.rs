@@ -16,6 +16,7 @@ use std::time::{Duration, SystemTime};
 use crate::admin::{StateName, Target};
 use crate::fingerprint::Fingerprint;
 use crate::lease::{LeaseToken, OnLeaseEnd};
+use crate::mutant::{Mutant, mutant};
 use crate::operation::Origin;
 use crate::reply::StoredReply;
 use crate::store::{ClaimOutcome, ClaimRequest};
@@ -202,6 +203,9 @@ pub fn decide_complete(
     token: &LeaseToken,
 ) -> CompleteDecision {
     let Some(record) = record.filter(|r| !r.is_expired()) else { return CompleteDecision::WriteAnew };
+    if mutant(Mutant::FencingOff) {
+        return CompleteDecision::Write;
+    }
     let mine = record.state.token() == token;
     match &record.state {
         State::Completed { .. } if mine => CompleteDecision::AlreadyStored,

@@ -23,6 +23,8 @@ pub mod error;
 pub mod fingerprint;
 pub mod lease;
 pub mod memory;
+#[doc(hidden)]
+pub mod mutant;
 pub mod operation;
 pub mod reply;
 pub mod store;
@@ -41,6 +43,8 @@ pub use error::{StoreError, StoreErrorKind};
 pub use fingerprint::{Definition, DefinitionId, Fingerprint, FingerprintBuilder};
 pub use lease::{Lease, LeaseToken, OnLeaseEnd};
 pub use memory::MemoryStore;
+#[doc(hidden)]
+pub use mutant::{Mutant, mutant};
 pub use operation::{InvalidName, Key, Operation, OperationId, Origin, Scope};
 pub use reply::{Reply, StoredReply};
 pub use store::{

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use onlyonce_core::PurgeRequest;
+use onlyonce_core::{Mutant, PurgeRequest, mutant};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
@@ -49,6 +49,7 @@ async fn heartbeat(shared: Weak<Shared>, wake: Arc<Notify>) {
 }
 
 async fn purge(shared: Weak<Shared>, interval: Duration) {
+    let interval = if mutant(Mutant::PurgeByAge) { Duration::from_millis(500) } else { interval };
     let quarter_ms = (interval.as_millis() / 4) as u64;
     loop {
         // Jitter, so that the instances on one store do not purge in step.

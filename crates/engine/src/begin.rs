@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use onlyonce_core::{ClaimOutcome, Operation, Origin, StoreError, StoreErrorKind};
+use onlyonce_core::{ClaimOutcome, Mutant, Operation, Origin, StoreError, StoreErrorKind, mutant};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
@@ -55,7 +55,7 @@ impl Idempotency {
     pub fn replay_from_memory(&self, operation: &Operation) -> Option<Begin> {
         let shared = &self.shared;
         let hit = shared.cache.find(operation.id(), shared.clock.boot())?;
-        Some(if hit.fingerprint == *operation.fingerprint() {
+        Some(if hit.fingerprint == *operation.fingerprint() || mutant(Mutant::CacheBeforeFingerprint) {
             add(&shared.counters.replayed_from_memory);
             Begin::Completed(hit.stored)
         } else {

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use onlyonce_core::{
-    CompleteOutcome, Completion, Lease, OnLeaseEnd, Operation, RenewOutcome, Reply, StoreError, StoredReply,
+    CompleteOutcome, Completion, Lease, Mutant, OnLeaseEnd, Operation, RenewOutcome, Reply, StoreError,
+    StoredReply, mutant,
 };
 use sha2::{Digest, Sha256};
 
@@ -108,7 +109,16 @@ impl Execution {
     /// Goes on in the background, even when the future was never polled: the effect happened.
     pub fn complete(mut self, reply: Reply) -> impl Future<Output = Completed> + Send + use<> {
         let live = self.context.live.clone();
-        Recording { live, duty: self.duty.take(), reply, in_background: false }.run()
+        let too_early = mutant(Mutant::AnswerBeforeRecord).then(|| live.too_early(&reply));
+        let recording = Recording { live, duty: self.duty.take(), reply, in_background: false }.run();
+        async move {
+            let Some(answer) = too_early else { return recording.await };
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(300)).await;
+                recording.await
+            });
+            answer
+        }
     }
 
     /// Gives the operation back: surely nothing happened, a retry may run it.
@@ -152,6 +162,10 @@ impl Drop for Execution {
         let Some(duty) = self.duty.take() else { return };
         let live = self.context.live.clone();
         live.stop_renewing();
+        if mutant(Mutant::ReleaseOnDisconnect) {
+            live.shared.release_in_background(&live.operation, live.lease.token);
+            return duty.leader.end(End::Released(None));
+        }
         // Without a runtime the lease ends by itself, which says the same a little later.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move { end_unknown(&live, duty).await });
@@ -400,6 +414,18 @@ impl Live {
             reply: reply.clone(),
             retention: self.policy.retention,
         }
+    }
+
+    // Of a mutant.
+    fn too_early(&self, reply: &Reply) -> Completed {
+        let now = self.shared.clock.wall();
+        Completed::Recorded(StoredReply {
+            reply: reply.clone(),
+            completed_at: now,
+            expires_at: now + self.policy.retention,
+            remaining: self.policy.retention,
+            origin: self.operation.origin().cloned(),
+        })
     }
 
     async fn record(&self, reply: &Reply) -> Result<CompleteOutcome, StoreError> {

@@ -1,10 +1,17 @@
 //! Randomness, at the edge.
 
-use onlyonce_core::LeaseToken;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use onlyonce_core::{LeaseToken, Mutant, mutant};
 
 /// A fresh lease token from the operating system's generator.
 pub(crate) fn token() -> LeaseToken {
     let mut bytes = [0; 16];
+    if mutant(Mutant::TokenIsACounter) {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        bytes[..8].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes());
+        return LeaseToken::from_bytes(bytes);
+    }
     getrandom::fill(&mut bytes).expect("the operating system has random bytes");
     LeaseToken::from_bytes(bytes)
 }

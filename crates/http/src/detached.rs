@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use futures_util::FutureExt;
+use onlyonce_core::{Mutant, mutant};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -53,6 +54,9 @@ impl<T> Future for Detached<T> {
 
 impl<T> Drop for Detached<T> {
     fn drop(&mut self) {
+        if mutant(Mutant::ReleaseOnDisconnect) {
+            self.rest = None;
+        }
         self.detach();
     }
 }

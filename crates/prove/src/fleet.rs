@@ -201,6 +201,7 @@ fn command(
     let (program, folder, store) = (gateways.program.clone(), gateways.folder.clone(), store.to_owned());
     let lease = format!("{}ms", gateways.lease.as_millis());
     let (upstream, log) = (upstream.to_owned(), log.to_owned());
+    let (on_unknown, environment) = (gateways.on_unknown.name(), gateways.environment.clone());
     move || {
         let mut command = Command::new(&program);
         command.args(["serve", "--listen", &addr.to_string(), "--upstream", &upstream]);
@@ -210,11 +211,12 @@ fn command(
             "--wait",
             "1s",
             "--on-unknown",
-            "hold",
+            on_unknown,
             "--log",
             "quiet",
             "--scope-none",
         ]);
+        command.envs(environment.iter().cloned());
         // The URL may hold a password: not where `ps` shows it.
         command.env("ONLYONCE_STORE", &store).current_dir(&folder).stdin(Stdio::null()).kill_on_drop(true);
         let output = std::fs::OpenOptions::new().create(true).append(true).open(&log);

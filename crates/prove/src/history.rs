@@ -94,6 +94,8 @@ pub struct History {
     pub events: Vec<Event>,
     /// What the ledger wrote down. `None` for a target that shows no ledger.
     pub executions: Option<Vec<Execution>>,
+    /// Whether what nobody knows of is run again on purpose: then an operation may run more than once.
+    pub retried: bool,
     /// When everything was healed. What is sent after it must converge.
     pub healed: Duration,
 }

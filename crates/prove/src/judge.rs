@@ -95,7 +95,7 @@ pub fn judge(history: &History) -> Vec<Violation> {
     for (operation, (events, executions)) in of {
         let mut found = |rule, what: String| violations.push(Violation { rule, operation, what });
         if let Some(ledger) = history.executions.is_some().then_some(&executions) {
-            check_executions(&events, ledger, &mut found);
+            check_executions(&events, ledger, history.retried, &mut found);
         }
         check_answers(&events, &mut found);
         check_end(&events, history, &mut found);
@@ -103,8 +103,13 @@ pub fn judge(history: &History) -> Vec<Violation> {
     violations
 }
 
-fn check_executions(events: &[&Event], executions: &[&Execution], found: &mut impl FnMut(Rule, String)) {
-    if executions.len() > 1 {
+fn check_executions(
+    events: &[&Event],
+    executions: &[&Execution],
+    retried: bool,
+    found: &mut impl FnMut(Rule, String),
+) {
+    if executions.len() > 1 && !retried {
         found(Rule::Once, format!("it ran {} times", executions.len()));
     }
     if executions.iter().any(|execution| execution.sent == Sent::Changed) {
@@ -205,6 +210,7 @@ mod tests {
                 event(110, Sent::Original, reply("one")),
             ],
             executions: Some(vec![ran(0, Sent::Original, "one")]),
+            retried: false,
             healed: at(100),
         }
     }
@@ -259,10 +265,15 @@ mod tests {
                     event(110, Sent::Original, refused(409, "outcome-unknown")),
                 ],
                 executions: Some(executions),
+                retried: false,
                 healed: at(100),
             };
             assert_eq!(judge(&history), []);
         }
+        // Run again on purpose: more than once, with one answer for all.
+        let mut history = History { retried: true, ..sound() };
+        history.executions.as_mut().expect("one").push(ran(1, Sent::Original, "two"));
+        assert_eq!(judge(&history), []);
         // What was said not to be on record may be unknown later.
         let mut history = sound();
         let Answer::Reply { unrecorded, .. } = &mut history.events[2].answer else { panic!() };

@@ -32,6 +32,6 @@ mod run;
 pub use fault::FaultProxy;
 pub use history::{Answer, Event, Execution, History, Sent};
 pub use judge::{Rule, Violation, judge};
-pub use plan::{Fault, Plan, PlanError, Target};
+pub use plan::{Fault, OnUnknown, Plan, PlanError, Target};
 pub use report::Report;
 pub use run::{ProveError, prove};

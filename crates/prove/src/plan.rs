@@ -50,10 +50,35 @@ pub struct Gateways {
     pub count: usize,
     /// The lease of each.
     pub lease: Duration,
+    /// What they do with an outcome that nobody knows.
+    pub on_unknown: OnUnknown,
+    /// What their environment has on top.
+    pub environment: Vec<(String, String)>,
     /// Where they run, and where a SQLite file without a folder is.
     pub folder: PathBuf,
     /// A shell command that restarts the store, or kills and starts it. [`Fault::RestartStore`] needs it.
     pub restart_store: Option<String>,
+}
+
+/// What is done with an operation whose outcome nobody knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnUnknown {
+    /// It is not run again: at most once.
+    #[default]
+    Hold,
+    /// It runs again after the lease: at least once, with one answer for all.
+    Retry,
+}
+
+impl OnUnknown {
+    /// As it is written on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hold => "hold",
+            Self::Retry => "retry",
+        }
+    }
 }
 
 /// What the nemesis does.
@@ -202,6 +227,8 @@ mod tests {
                 store: store.into(),
                 count: 2,
                 lease: Duration::from_secs(2),
+                on_unknown: OnUnknown::Hold,
+                environment: Vec::new(),
                 folder: ".".into(),
                 restart_store: None,
             }),

@@ -15,7 +15,7 @@ use crate::history::History;
 use crate::judge::judge;
 use crate::ledger::Ledger;
 use crate::nemesis::{Counts, Nemesis};
-use crate::plan::{Gateways, Plan, PlanError, Target};
+use crate::plan::{Gateways, OnUnknown, Plan, PlanError, Target};
 use crate::random::Random;
 use crate::report::Report;
 
@@ -136,6 +136,7 @@ impl Run<'_> {
         let history = History {
             events: callers.events.into_inner(),
             executions: self.ledger.map(Ledger::executions),
+            retried: self.gateways.is_some_and(|gateways| gateways.on_unknown == OnUnknown::Retry),
             healed,
         };
         let violations = judge(&history);

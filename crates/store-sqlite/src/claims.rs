@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use onlyonce_core::{
     Acquire, ClaimOutcome, ClaimRequest, CompleteDecision, CompleteOutcome, Completion, Decision, Lease,
-    LeaseToken, OnLeaseEnd, Operation, Origin, ReleaseDecision, ReleaseOutcome, RenewDecision, RenewOutcome,
-    State, StateName, StoreErrorKind, decide, decide_complete, decide_release, decide_renew,
+    LeaseToken, Mutant, OnLeaseEnd, Operation, Origin, ReleaseDecision, ReleaseOutcome, RenewDecision,
+    RenewOutcome, State, StateName, StoreErrorKind, decide, decide_complete, decide_release, decide_renew,
+    mutant,
 };
 use rusqlite::{Connection, params};
 
@@ -60,9 +61,16 @@ pub(crate) fn claim(
     let row = Row::find(conn, now, operation.id())?.ok_or_else(|| {
         Fault::new(StoreErrorKind::Internal, "a record is in the index of the table and not in the table")
     })?;
-    let (attempt, how) = match decide(Some(&row.record), operation.fingerprint(), request) {
-        Decision::Answer(answer) => return Ok(answer),
-        Decision::Acquire { attempt, how } => (attempt, how),
+    let mutated = mutant(Mutant::UniqueDropped)
+        || mutant(Mutant::CheckThenInsert)
+            && matches!(row.record.state, State::InProgress { age, .. } if age < Duration::from_millis(50));
+    let (attempt, how) = if mutated {
+        (1, Acquire::Fresh)
+    } else {
+        match decide(Some(&row.record), operation.fingerprint(), request) {
+            Decision::Answer(answer) => return Ok(answer),
+            Decision::Acquire { attempt, how } => (attempt, how),
+        }
     };
     let taken = NewRow {
         id: operation.id(),

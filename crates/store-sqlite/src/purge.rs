@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onlyonce_core::{PurgeRequest, Purged};
+use onlyonce_core::{Mutant, PurgeRequest, Purged, mutant};
 use rusqlite::{Connection, params};
 
 use crate::boot::{Now, Parting};
@@ -98,6 +98,10 @@ fn remove_some(conn: &Connection, now: &Now<'_>, hold: Duration, limit: u32) -> 
     let [completed, unfinished] =
         over!("DELETE FROM main.idempotency_keys WHERE rowid IN (SELECT rowid", "LIMIT ?3)");
     let mut removed: u64 = 0;
+    if mutant(Mutant::PurgeByAge) {
+        let sql = "DELETE FROM main.idempotency_keys WHERE created_at <= ?1";
+        return Ok(conn.execute(sql, params![now.ms() - 2000])? as u64);
+    }
     for (clock, completed_until, unfinished_until) in ends(now, hold) {
         for (sql, until) in [(completed, completed_until), (unfinished, unfinished_until)] {
             let room = u64::from(limit).saturating_sub(removed);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use onlyonce_prove::plan::Gateways;
-use onlyonce_prove::{Fault, Plan, ProveError, Report, Target};
+use onlyonce_prove::{Fault, OnUnknown, Plan, ProveError, Report, Target};
 
 use super::units::duration;
 use crate::failure::Failure;
@@ -61,6 +61,9 @@ pub(crate) struct Prove {
     /// Callers at work at the same time
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     callers: u16,
+    /// What the gateways do with an outcome that nobody knows: hold it, or run it again, which may be more than once
+    #[arg(long, value_name = "HOW", default_value = "hold", value_parser = on_unknown)]
+    on_unknown: OnUnknown,
     /// The lease of the gateways: short, so that it is over before a pause is
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
     lease: Duration,
@@ -69,7 +72,7 @@ pub(crate) struct Prove {
     restart_store_cmd: Option<String>,
     /// A server that is there, in place of gateways: callers alone misbehave, and its answers are judged. It must take
     /// JSON, and answer each execution with a body of its own
-    #[arg(long, value_name = "URL", conflicts_with_all = ["store", "faults", "gateways", "lease", "restart_store_cmd"])]
+    #[arg(long, value_name = "URL", conflicts_with_all = ["store", "faults", "gateways", "on_unknown", "lease", "restart_store_cmd"])]
     target: Option<http::Uri>,
     /// Print the report as JSON
     #[arg(long)]
@@ -104,6 +107,8 @@ impl Prove {
                 store: self.store.clone().unwrap_or_else(|| "sqlite:prove.db".into()),
                 count: self.gateways.into(),
                 lease: self.lease,
+                on_unknown: self.on_unknown,
+                environment: Vec::new(),
                 folder,
                 restart_store: self.restart_store_cmd.clone(),
             }),
@@ -145,6 +150,14 @@ fn server(url: &http::Uri) -> Result<Target, Failure> {
         _ => {
             Err(Failure::Usage("--target takes an http:// URL, such as http://127.0.0.1:3000/charges".into()))
         }
+    }
+}
+
+fn on_unknown(text: &str) -> Result<OnUnknown, String> {
+    match text {
+        "hold" => Ok(OnUnknown::Hold),
+        "retry" => Ok(OnUnknown::Retry),
+        _ => Err("hold or retry".into()),
     }
 }
 
