@@ -20,13 +20,17 @@
 //! is then dropped may be held; only its caller knows whether it asks again with the same token, so its caller
 //! releases it (the engine does).
 //!
+//! [`Turns`] are for the transactional mode, which is not batched: of each process one alone waits for an operation.
+//!
 //! [`StoreErrorKind::Overloaded`]: onlyonce_core::StoreErrorKind::Overloaded
 
 mod backend;
 mod batcher;
 mod job;
 mod queue;
+mod turns;
 
 pub use backend::{Answer, Answers, Backend, Fault};
 pub use batcher::{Batcher, Counters, Limits};
 pub use job::{Ask, Job};
+pub use turns::{Turn, Turns};

@@ -4,16 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use onlyonce_batch::{Batcher, Counters};
+use onlyonce_batch::{Batcher, Counters, Turns};
 use onlyonce_core::{
     Capabilities, ClaimOutcome, ClaimRequest, CompleteOutcome, Completion, LeaseToken, Operation,
-    PurgeRequest, Purged, ReleaseOutcome, RenewOutcome, Store, StoreError,
+    OperationId, PurgeRequest, Purged, ReleaseOutcome, RenewOutcome, Store, StoreError,
 };
 
 use crate::backend::Backend;
 use crate::open::Options;
 use crate::purge;
-use crate::transaction::Turns;
 
 /// Records in a database of MySQL or MariaDB. Clones are handles on one store; dropping the last one finishes what is
 /// queued, in the background.
@@ -22,7 +21,7 @@ pub struct MysqlStore {
     batcher: Arc<Batcher<Backend>>,
     location: Arc<str>,
     hazard: Option<Arc<str>>,
-    turns: Arc<Turns>,
+    turns: Arc<Turns<OperationId>>,
 }
 
 impl MysqlStore {
@@ -72,7 +71,7 @@ impl MysqlStore {
         Self { batcher, location: location.into(), hazard: hazard.map(Into::into), turns: Arc::default() }
     }
 
-    pub(crate) fn turns(&self) -> &Turns {
+    pub(crate) fn turns(&self) -> &Turns<OperationId> {
         &self.turns
     }
 

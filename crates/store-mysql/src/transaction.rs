@@ -2,18 +2,14 @@
 //!
 //! A crash is a rollback, so there is nothing to take over.
 
-use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use mysql_async::{Conn, TxOpts};
 use onlyonce_core::{
-    Acquire, Clock, Decision, LeaseToken, OnLeaseEnd, OnceOutcome, Operation, OperationId, Origin, Pending,
-    Reply, StoreError, StoreErrorKind, StoredReply, SystemClock, TxFailure, TxOptions, TxStep, decide,
+    Acquire, Clock, Decision, LeaseToken, OnLeaseEnd, OnceOutcome, Operation, Origin, Pending, Reply,
+    StoreError, StoreErrorKind, StoredReply, SystemClock, TxFailure, TxOptions, TxStep, decide,
 };
-use parking_lot::Mutex;
-use tokio::time::timeout;
 
 use crate::claims::{NOT_COMPLETED, push_ids};
 use crate::error::Fault;
@@ -211,7 +207,7 @@ impl MysqlStore {
         let backend = self.backend();
         let began = SystemClock.boot();
         // Whoever waits at the server for this process waits for all of it.
-        let Some(_turn) = self.turns().take(operation.id(), options.wait).await else {
+        let Some(_turn) = self.turns().take(operation.id().clone(), options.wait).await else {
             return Ok(TxClaim::busy());
         };
         let patience = self.check_server(tx).await?;
@@ -392,46 +388,5 @@ impl TransactionClaim {
             return Err(Fault::conflict("the transaction of the claim was rolled back"));
         }
         Ok(Pending::new(done.stored(self.retention, self.operation.origin())))
-    }
-}
-
-/// Whose turn it is to ask the server, for each operation.
-#[derive(Default)]
-pub(crate) struct Turns(Mutex<HashMap<OperationId, Arc<tokio::sync::Mutex<()>>>>);
-
-/// A turn; given back when it is dropped.
-pub(crate) struct Turn<'t> {
-    turns: &'t Turns,
-    id: OperationId,
-    held: Option<tokio::sync::OwnedMutexGuard<()>>,
-}
-
-impl Turns {
-    // None: others had it all the time.
-    async fn take(&self, id: &OperationId, wait: Duration) -> Option<Turn<'_>> {
-        let line = Arc::clone(self.0.lock().entry(id.clone()).or_default());
-        let mut turn = Turn { turns: self, id: id.clone(), held: None };
-        turn.held = match Arc::clone(&line).try_lock_owned() {
-            Ok(held) => Some(held),
-            Err(_) => timeout(wait, line.lock_owned()).await.ok(),
-        };
-        turn.held.is_some().then_some(turn)
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.held = None;
-        let mut lines = self.turns.0.lock();
-        // Nobody but the map knows it: nobody waits.
-        if lines.get(&self.id).is_some_and(|line| Arc::strong_count(line) == 1) {
-            lines.remove(&self.id);
-        }
-    }
-}
-
-impl fmt::Debug for Turns {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Turns({})", self.0.lock().len())
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use onlyonce_batch::Turns;
 use onlyonce_core::{
     Acquire, Clock, Decision, LeaseToken, Operation, Origin, Reply, StoreErrorKind, StoredReply, SystemClock,
     TxClaim, TxOptions, decide,
@@ -13,7 +14,6 @@ use crate::link::{Cells, Link, Value};
 use crate::row::{Micros, PLAIN_COLUMNS, Row, lock_number, micros, stored};
 use crate::schema::Place;
 use crate::session::SYNCHRONOUS;
-use crate::turns::Turns;
 
 /// The statements of the transactional mode.
 ///
@@ -121,7 +121,7 @@ impl Inside {
     pub(crate) async fn claim<L: Link>(
         &self,
         link: &mut L,
-        turns: &Turns,
+        turns: &Turns<i64>,
         operation: &Operation,
         options: &TxOptions,
         patience: Duration,
@@ -194,7 +194,12 @@ struct Claim<'a> {
 }
 
 impl Claim<'_> {
-    async fn run<L: Link>(&self, link: &mut L, turns: &Turns, then: Then) -> Result<TxClaim<Right>, Fault> {
+    async fn run<L: Link>(
+        &self,
+        link: &mut L,
+        turns: &Turns<i64>,
+        then: Then,
+    ) -> Result<TxClaim<Right>, Fault> {
         let started = SystemClock.boot();
         let token = fresh_token()?;
         // The usual case: a new key, which nobody has. Waits for nobody.

@@ -60,7 +60,6 @@ mod statements;
 mod store;
 mod tls;
 mod transaction;
-mod turns;
 
 pub use deadpool_postgres;
 pub use onlyonce_core::{OnceOutcome, Pending, TxFailure, TxOptions};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use onlyonce_batch::{Batcher, Limits};
+use onlyonce_batch::{Batcher, Limits, Turns};
 use onlyonce_core::{
     Capabilities, ClaimOutcome, ClaimRequest, CompleteOutcome, Completion, LeaseToken, Operation,
     PurgeRequest, Purged, ReleaseOutcome, RenewOutcome, Store, StoreError,
@@ -19,7 +19,6 @@ use crate::purge::Purge;
 use crate::schema::Place;
 use crate::session::Connections;
 use crate::statements::Statements;
-use crate::turns::Turns;
 
 /// Records in a PostgreSQL database. Clones are handles on one store; after the last one is dropped what is queued is
 /// still done, in the background of its runtime.
@@ -33,7 +32,8 @@ struct Inner {
     hazard: Option<String>,
     purge: Purge,
     inside: Arc<Inside>,
-    turns: Turns,
+    /// By the number of the operation's lock.
+    turns: Turns<i64>,
 }
 
 /// What the batches of a store have done since it was opened.
@@ -109,7 +109,7 @@ impl PostgresStore {
         &self.0.inside
     }
 
-    pub(crate) fn turns(&self) -> &Turns {
+    pub(crate) fn turns(&self) -> &Turns<i64> {
         &self.0.turns
     }
 }

@@ -1,6 +1,8 @@
 //! Of each process at most one transaction waits at the server for each operation.
 
 use std::collections::HashMap;
+use std::fmt;
+use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,23 +10,23 @@ use parking_lot::Mutex;
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::timeout;
 
-/// Whose turn it is to wait at the server, by the number of the operation's lock.
-#[derive(Debug, Default)]
-pub(crate) struct Turns(Mutex<HashMap<i64, Arc<tokio::sync::Mutex<()>>>>);
+/// Whose turn it is to wait at the server, by what tells operations apart there.
+pub struct Turns<K>(Mutex<HashMap<K, Arc<tokio::sync::Mutex<()>>>>);
 
 /// A turn; given back when it is dropped.
+#[must_use = "dropped, it is given back"]
 #[derive(Debug)]
-pub(crate) struct Turn<'t> {
-    turns: &'t Turns,
-    lock: i64,
+pub struct Turn<'t, K: Hash + Eq> {
+    turns: &'t Turns<K>,
+    of: K,
     held: Option<OwnedMutexGuard<()>>,
 }
 
-impl Turns {
+impl<K: Hash + Eq + Clone> Turns<K> {
     /// None when others had it all the time.
-    pub(crate) async fn take(&self, lock: i64, wait: Duration) -> Option<Turn<'_>> {
-        let line = Arc::clone(self.0.lock().entry(lock).or_default());
-        let mut turn = Turn { turns: self, lock, held: None };
+    pub async fn take(&self, of: K, wait: Duration) -> Option<Turn<'_, K>> {
+        let line = Arc::clone(self.0.lock().entry(of.clone()).or_default());
+        let mut turn = Turn { turns: self, of, held: None };
         turn.held = match Arc::clone(&line).try_lock_owned() {
             Ok(held) => Some(held),
             Err(_) => timeout(wait, line.lock_owned()).await.ok(),
@@ -33,14 +35,26 @@ impl Turns {
     }
 }
 
-impl Drop for Turn<'_> {
+impl<K: Hash + Eq> Drop for Turn<'_, K> {
     fn drop(&mut self) {
         self.held = None;
         let mut lines = self.turns.0.lock();
         // Nobody but the map knows it: nobody waits.
-        if lines.get(&self.lock).is_some_and(|line| Arc::strong_count(line) == 1) {
-            lines.remove(&self.lock);
+        if lines.get(&self.of).is_some_and(|line| Arc::strong_count(line) == 1) {
+            lines.remove(&self.of);
         }
+    }
+}
+
+impl<K> Default for Turns<K> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K> fmt::Debug for Turns<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Turns({})", self.0.lock().len())
     }
 }
 
