@@ -175,6 +175,19 @@ fn a_command_runs_once_and_its_output_is_the_response() {
     assert_eq!(verified.stdout, "replay=identical\n");
 }
 
+/// Longer than what fits in a pipe: whoever writes it there would be killed in the middle.
+#[test]
+fn a_command_is_given_the_message_whole_though_the_program_is_killed_at_once() {
+    let inbox = Fixture::new();
+    let message = format!("{{\"msg_id\":\"M1\",\"text\":\"{}\"}}", "x".repeat(1 << 20));
+    inbox.write("m.json", &message);
+    let command = "kill -9 $PPID; sleep 0.1; cat > part; mv part given";
+    let killed = inbox.command(&["apply", "inbox.db", "m.json", "--exec", command]).status().unwrap();
+    assert_eq!(killed.code(), None);
+    wait_until("the command has read it", || inbox.path("given").exists());
+    assert!(std::fs::read_to_string(inbox.path("given")).unwrap() == message, "all of it");
+}
+
 #[test]
 fn an_answer_that_is_too_long_is_left_out_and_the_work_not_done_again() {
     let inbox = Fixture::new();

@@ -1,6 +1,7 @@
 //! A command of the shell.
 
-use std::io::{Read, Write};
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -49,22 +50,18 @@ impl Exec {
     }
 
     fn start(&self, call: &Call<'_>) -> Result<Running, InboxError> {
+        let message = whole(call.message.body)
+            .map_err(|error| InboxError::file(&std::env::temp_dir(), "a message cannot be written", error))?;
         let mut child = Command::new("sh")
             .args(["-c", &self.command])
             .env("ONLYONCE_KEY", call.message.envelope.key.as_str())
             .env("ONLYONCE_ATTEMPT", call.attempt.to_string())
-            .stdin(Stdio::piped())
+            .stdin(message)
             .stdout(Stdio::piped())
             .process_group(0)
             .spawn()
             .map_err(|error| InboxError::file(std::path::Path::new("sh"), "cannot be started", error))?;
-        let mut stdin = child.stdin.take().expect("it is piped");
         let mut stdout = child.stdout.take().expect("it is piped");
-        let body = call.message.body.to_vec();
-        // Not waited for: a command need not read what it is given.
-        thread::spawn(move || {
-            let _ = stdin.write_all(&body);
-        });
         let output = Output::default();
         let (kept, (give, at_end)) = (Arc::clone(&output.kept), channel());
         thread::spawn(move || {
@@ -135,6 +132,15 @@ impl Handler for Exec {
         };
         Ok(if for_good { Ending::Failed(response) } else { Ending::Done(response) })
     }
+}
+
+/// A file without a name. A pipe would end in the middle of the message when this process is killed while it writes,
+/// and the command, which goes on, could not tell.
+fn whole(message: &[u8]) -> io::Result<File> {
+    let mut file = tempfile::tempfile()?;
+    file.write_all(message)?;
+    file.rewind()?;
+    Ok(file)
 }
 
 struct Running {
