@@ -9,7 +9,6 @@ use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use crate::idempotency::Shared;
-use crate::random;
 
 pub(crate) fn start(shared: &Arc<Shared>) {
     tokio::spawn(heartbeat(Arc::downgrade(shared), shared.heartbeat_wake.clone()));
@@ -37,6 +36,8 @@ async fn heartbeat(shared: Weak<Shared>, wake: Arc<Notify>) {
                 due.push(live.clone());
             }
         });
+        // Who has the least time left goes first.
+        due.sort_by_key(|live| (live.deadline(), *live.lease.token.as_bytes()));
         for live in due {
             // Marked as sent by `renew` before its first await: the next sweep does not send it twice.
             tokio::spawn(async move {
@@ -48,18 +49,15 @@ async fn heartbeat(shared: Weak<Shared>, wake: Arc<Notify>) {
     }
 }
 
-async fn purge(shared: Weak<Shared>, interval: Duration) {
+async fn purge(weak: Weak<Shared>, interval: Duration) {
     let interval = if mutant(Mutant::PurgeByAge) { Duration::from_millis(500) } else { interval };
     let quarter_ms = (interval.as_millis() / 4) as u64;
     loop {
         // Jitter, so that the instances on one store do not purge in step.
-        sleep(
-            interval - Duration::from_millis(quarter_ms / 2)
-                + Duration::from_millis(random::jitter(quarter_ms)),
-        )
-        .await;
+        let Some(jitter_ms) = weak.upgrade().map(|shared| shared.random.jitter(quarter_ms)) else { return };
+        sleep(interval - Duration::from_millis(quarter_ms / 2) + Duration::from_millis(jitter_ms)).await;
         loop {
-            let Some(shared) = shared.upgrade() else { return };
+            let Some(shared) = weak.upgrade() else { return };
             let request = PurgeRequest { hold_retention: shared.limits.hold_retention, ..Default::default() };
             let call = shared.store.purge(&request);
             let Ok(purged) = shared.bounded("purge", Duration::from_secs(30), call).await else { break };

@@ -5,19 +5,21 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use onlyonce_core::{ClaimOutcome, Mutant, Operation, Origin, StoreError, StoreErrorKind, mutant};
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use crate::counters::add;
 use crate::execution::{Execution, Live};
 use crate::flight::{End, Flight, Leader, Phase, Place, Sighting};
 use crate::idempotency::Idempotency;
 use crate::outcome::{Begin, EngineError};
-use crate::random;
+use crate::random::Draws;
 use crate::store_calls::Claim;
 
 /// Claims whose answers came too late to be worked on, before the store counts as too slow.
 const LATE_CLAIMS_MAX: u32 = 3;
+
+/// How long the end of a recording is waited for before the store is asked.
+const RECORDING_PATIENCE: Duration = Duration::from_millis(50);
 
 /// The first pause of a caller that polls for another process.
 const POLL_FIRST: Duration = Duration::from_millis(20);
@@ -74,7 +76,7 @@ impl Idempotency {
             }
             let next = match self.shared.flights.join(operation) {
                 Place::Leader(leader) => Next::Lead(leader),
-                Place::Follower(flight, phase) => self.follow(operation, &flight, phase, wait_until).await,
+                Place::Follower(flight) => self.follow(operation, &flight, wait_until).await,
             };
             match next {
                 Next::Answer(answer) => return answer,
@@ -85,21 +87,18 @@ impl Idempotency {
     }
 
     /// Watches another caller's flight of the same operation.
-    async fn follow(
-        &self,
-        operation: &Operation,
-        flight: &Arc<Flight>,
-        mut phase: watch::Receiver<Phase>,
-        wait_until: Instant,
-    ) -> Next {
+    async fn follow(&self, operation: &Operation, flight: &Arc<Flight>, wait_until: Instant) -> Next {
         let same = flight.fingerprint == *operation.fingerprint();
-        if matches!(*phase.borrow(), Phase::Claiming) {
+        if matches!(flight.phase(), Phase::Claiming) {
             // Its answer is due within the store timeout, and is as good as an answer of our own.
-            let Some(_place) = Waiting::take(self) else { return crowded_out(same) };
-            let _ = phase.wait_for(|phase| !matches!(phase, Phase::Claiming)).await;
+            let Some(_place) = Waiting::take(self) else { return crowded_out(same, &self.shared.random) };
+            flight.until(|phase| (!matches!(phase, Phase::Claiming)).then_some(())).await;
         }
         let now = self.shared.clock.boot();
-        let phase_now = phase.borrow().clone();
+        let phase_now = flight.phase();
+        if same && matches!(&phase_now, Phase::Working(live) if live.is_recording()) {
+            return self.after_recording(operation, flight, wait_until).await;
+        }
         let (age, left, origin) = match &phase_now {
             Phase::Claiming => return Next::AskAgain,
             Phase::Ended(end) => return self.after(operation, flight, end.clone(), wait_until),
@@ -116,7 +115,7 @@ impl Idempotency {
         }
         let origin = origin.clone();
         let in_progress = || {
-            let retry_after = retry_after(age, left);
+            let retry_after = retry_after(age, left, &self.shared.random);
             Next::Answer(Ok(Begin::InProgress { retry_after, last: None, origin: origin.clone() }))
         };
         let Some(_place) = Waiting::enter(self, wait_until) else { return in_progress() };
@@ -124,21 +123,37 @@ impl Idempotency {
         // A lease may have been renewed by its end, or be dead: then look again. Polling sees that by itself.
         let until = if elsewhere { wait_until } else { wait_until.min(Instant::now() + left) };
         drop(phase_now);
-        let changed = phase.wait_for(|phase| match phase {
-            Phase::Ended(_) => true,
-            Phase::Working(_) => elsewhere,
-            Phase::Claiming | Phase::Elsewhere(_) => false,
+        let changed = flight.until(|phase| match phase {
+            Phase::Ended(end) => Some(Some(end.clone())),
+            Phase::Working(_) if elsewhere => Some(None),
+            Phase::Claiming | Phase::Elsewhere(_) | Phase::Working(_) => None,
         });
         let end = match timeout_at(until, changed).await {
-            Ok(Ok(changed)) => match &*changed {
-                Phase::Ended(end) => end.clone(),
-                _ => return Next::AskAgain,
-            },
-            Ok(Err(_)) => return Next::AskAgain,
+            Ok(Some(end)) => end,
+            Ok(None) => return Next::AskAgain,
             Err(_) if Instant::now() < wait_until => return Next::AskAgain,
             Err(_) => return in_progress(),
         };
         self.after(operation, flight, end, wait_until)
+    }
+
+    /// A follower's answer while the reply is being recorded. It may be on record already, and told to others elsewhere: what
+    /// this process knows is not enough to say that it is in progress.
+    async fn after_recording(
+        &self,
+        operation: &Operation,
+        flight: &Arc<Flight>,
+        wait_until: Instant,
+    ) -> Next {
+        let Some(_place) = Waiting::take(self) else { return crowded_out(true, &self.shared.random) };
+        let ended = flight.until(|phase| match phase {
+            Phase::Ended(end) => Some(end.clone()),
+            Phase::Claiming | Phase::Elsewhere(_) | Phase::Working(_) => None,
+        });
+        match timeout(RECORDING_PATIENCE, ended).await {
+            Ok(end) => self.after(operation, flight, end, wait_until),
+            Err(_) => self.shared.flights.replace(operation, flight).map_or(Next::AskAgain, Next::Lead),
+        }
     }
 
     /// A follower's answer once the flight has ended.
@@ -167,7 +182,7 @@ impl Idempotency {
             End::Answered(ClaimOutcome::InProgress { .. }) if Instant::now() + POLL_FIRST < wait_until => {
                 Next::AskAgain
             }
-            End::Answered(outcome) => match without_execution(&outcome) {
+            End::Answered(outcome) => match without_execution(&outcome, &self.shared.random) {
                 Some(answer) => Next::Answer(Ok(answer)),
                 None => Next::AskAgain,
             },
@@ -175,7 +190,7 @@ impl Idempotency {
             End::Released(_) if flight.fingerprint != *operation.fingerprint() => Next::AskAgain,
             End::Released(_) if flight.take_succession() => Next::AskAgain,
             End::Released(last) => {
-                let retry_after = retry_after(Duration::ZERO, Duration::MAX);
+                let retry_after = retry_after(Duration::ZERO, Duration::MAX, &self.shared.random);
                 let origin = flight.origin.clone();
                 Next::Answer(Ok(Begin::InProgress { retry_after, last, origin }))
             }
@@ -227,7 +242,7 @@ impl Idempotency {
                     };
                     let pause_ms = pause.as_millis() as u64;
                     let next =
-                        Instant::now() + Duration::from_millis(pause_ms / 2 + random::jitter(pause_ms));
+                        Instant::now() + Duration::from_millis(pause_ms / 2 + shared.random.jitter(pause_ms));
                     sleep_until(next.min(wait_until)).await;
                     pause = (pause * 3 / 2).min(Duration::from_secs(1));
                 }
@@ -253,15 +268,16 @@ impl Idempotency {
                 add(&self.shared.counters.replayed_from_store);
                 Begin::Completed(stored)
             }
-            outcome => without_execution(&outcome).expect("Acquired and Completed are taken care of"),
+            outcome => without_execution(&outcome, &self.shared.random)
+                .expect("Acquired and Completed are taken care of"),
         }
     }
 }
 
 /// The answer to a follower for whom there is no place to wait for the claim before it.
-fn crowded_out(same: bool) -> Next {
+fn crowded_out(same: bool, random: &Draws) -> Next {
     Next::Answer(if same {
-        let retry_after = retry_after(Duration::ZERO, Duration::MAX);
+        let retry_after = retry_after(Duration::ZERO, Duration::MAX, random);
         Ok(Begin::InProgress { retry_after, last: None, origin: None })
     } else {
         // In progress or a mismatch: nobody knows yet.
@@ -281,10 +297,10 @@ fn origin_of(outcome: ClaimOutcome) -> Option<Origin> {
 }
 
 /// The answers that need nothing but the outcome.
-fn without_execution(outcome: &ClaimOutcome) -> Option<Begin> {
+fn without_execution(outcome: &ClaimOutcome, random: &Draws) -> Option<Begin> {
     match outcome {
         ClaimOutcome::InProgress { lease_left, age, origin } => {
-            let retry_after = retry_after(*age, *lease_left);
+            let retry_after = retry_after(*age, *lease_left, random);
             Some(Begin::InProgress { retry_after, last: None, origin: origin.clone() })
         }
         ClaimOutcome::Mismatch { stored, origin } => {
@@ -300,9 +316,9 @@ fn without_execution(outcome: &ClaimOutcome) -> Option<Begin> {
 
 /// Whole seconds from 1 to min(lease left, 5), growing with the age of the work, jittered by a second, so that a
 /// crowd of duplicates does not come back as one.
-fn retry_after(age: Duration, lease_left: Duration) -> Duration {
+fn retry_after(age: Duration, lease_left: Duration, random: &Draws) -> Duration {
     let most = lease_left.as_secs().clamp(1, 5);
-    Duration::from_secs((1 + age.as_secs() / 4 + random::jitter(2)).clamp(1, most))
+    Duration::from_secs((1 + age.as_secs() / 4 + random.jitter(2)).clamp(1, most))
 }
 
 /// A place among those who wait; there are only so many.
@@ -330,15 +346,17 @@ impl Drop for Waiting<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::SystemRandom;
 
     #[test]
     fn retry_after_stays_between_one_second_and_the_lease() {
         let secs = Duration::from_secs;
+        let random = Draws::new(Arc::new(SystemRandom));
         for (age, left, low, high) in
             [(0, 30, 1, 2), (8, 30, 3, 4), (600, 30, 5, 5), (600, 3, 3, 3), (0, 0, 1, 1)]
         {
             for _ in 0..50 {
-                let after = retry_after(secs(age), secs(left));
+                let after = retry_after(secs(age), secs(left), &random);
                 assert!((secs(low)..=secs(high)).contains(&after), "{after:?} at age {age} with {left} left");
             }
         }

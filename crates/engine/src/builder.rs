@@ -13,6 +13,7 @@ use crate::counters::Counters;
 use crate::flight::Flights;
 use crate::idempotency::{Idempotency, Shared};
 use crate::policy::{InvalidPolicy, Limits, Policy};
+use crate::random::{Draws, Random, SystemRandom};
 use crate::slots::Slots;
 use crate::store_calls::{BACKGROUND_RELEASES_MAX, Contact, LATE_COMPLETIONS_MAX};
 
@@ -24,6 +25,7 @@ const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 pub struct Builder {
     store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
+    random: Arc<dyn Random>,
     policy: Policy,
     limits: Limits,
 }
@@ -40,7 +42,13 @@ macro_rules! setters {
 
 impl Builder {
     pub(crate) fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, clock: Arc::new(SystemClock), policy: Policy::default(), limits: Limits::default() }
+        Self {
+            store,
+            clock: Arc::new(SystemClock),
+            random: Arc::new(SystemRandom),
+            policy: Policy::default(),
+            limits: Limits::default(),
+        }
     }
 
     setters! {
@@ -70,6 +78,8 @@ impl Builder {
         purge_interval: Duration => limits.purge_interval;
         /// The clock of deadlines; the system's by default.
         clock: Arc<dyn Clock> => clock;
+        /// The source of lease tokens and jitter; the operating system's by default. Another is for simulations alone.
+        random: Arc<dyn Random> => random;
     }
 
     /// After a lease nobody takes over: the outcome is unknown until it is resolved.
@@ -108,6 +118,7 @@ impl Builder {
             network: self.store.capabilities().network,
             store: self.store,
             clock: self.clock,
+            random: Draws::new(self.random),
             flights: Flights::new(),
             cache: ReplayCache::new(limits.cache_bytes, limits.cache_ttl),
             counters: Counters::default(),

@@ -55,6 +55,7 @@ pub(crate) struct Live {
     deadline_ms: AtomicU64,
     next_renewal_ms: AtomicU64,
     fenced: AtomicBool,
+    recording: AtomicBool,
     // Ended, or its record is gone: nothing is renewed and nothing may be begun any more.
     over: AtomicBool,
 }
@@ -316,6 +317,7 @@ impl Live {
             deadline_ms: AtomicU64::new(0),
             next_renewal_ms: AtomicU64::new(0),
             fenced: AtomicBool::new(false),
+            recording: AtomicBool::new(false),
             over: AtomicBool::new(false),
         };
         live.extended(sent_at);
@@ -334,6 +336,11 @@ impl Live {
     /// Whether this process must doubt that the operation is still its own.
     pub(crate) fn is_lost(&self) -> bool {
         self.fenced.load(Ordering::Acquire) || self.left().is_zero()
+    }
+
+    /// Whether the reply is on its way to the store, or there.
+    pub(crate) fn is_recording(&self) -> bool {
+        self.recording.load(Ordering::Acquire)
     }
 
     /// Whether the heartbeat must renew now.
@@ -429,6 +436,7 @@ impl Live {
     }
 
     async fn record(&self, reply: &Reply) -> Result<CompleteOutcome, StoreError> {
+        self.recording.store(true, Ordering::Release);
         let completion = self.completion(reply);
         let until = || self.deadline();
         self.shared

@@ -12,7 +12,7 @@ use std::time::Duration;
 use foldhash::quality::RandomState;
 use onlyonce_core::{ClaimOutcome, Fingerprint, Operation, OperationId, Origin, Reply, StoredReply};
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 use crate::execution::Live;
 use crate::outcome::EngineError;
@@ -39,7 +39,9 @@ pub(crate) struct Flight {
     pub(crate) fingerprint: Fingerprint,
     /// The leader's request; the operation's own once Working.
     pub(crate) origin: Option<Origin>,
-    phase: watch::Sender<Phase>,
+    phase: Mutex<Phase>,
+    // Followers are woken in the order in which they came.
+    changed: Notify,
     successor_taken: AtomicBool,
 }
 
@@ -85,7 +87,7 @@ pub(crate) enum Place {
     /// Ask the store, and end the flight.
     Leader(Leader),
     /// Watch.
-    Follower(Arc<Flight>, watch::Receiver<Phase>),
+    Follower(Arc<Flight>),
 }
 
 /// The duty to end a flight. Dropped undone, its followers ask for themselves.
@@ -107,7 +109,7 @@ impl Flights {
     pub(crate) fn join(self: &Arc<Self>, operation: &Operation) -> Place {
         let mut shard = self.shard(operation.id()).lock();
         if let Some(flight) = shard.flights.get(operation.id()) {
-            return Place::Follower(flight.clone(), flight.phase.subscribe());
+            return Place::Follower(flight.clone());
         }
         Place::Leader(self.start(&mut shard, operation))
     }
@@ -128,7 +130,8 @@ impl Flights {
         let flight = Arc::new(Flight {
             fingerprint: *operation.fingerprint(),
             origin: operation.origin().cloned(),
-            phase: watch::Sender::new(Phase::Claiming),
+            phase: Mutex::new(Phase::Claiming),
+            changed: Notify::new(),
             successor_taken: AtomicBool::new(false),
         });
         shard.flights.insert(operation.id().clone(), flight.clone());
@@ -141,7 +144,7 @@ impl Flights {
             let shard = shard.lock();
             let displaced = shard.displaced.iter().map(|(_, flight)| flight);
             for flight in shard.flights.values().chain(displaced) {
-                if let Phase::Working(live) = &*flight.phase.borrow() {
+                if let Phase::Working(live) = &*flight.phase.lock() {
                     visit(live);
                 }
             }
@@ -174,13 +177,28 @@ impl Flight {
         !self.successor_taken.swap(true, Ordering::Relaxed)
     }
 
-    fn enter(&self, mut phase: Phase) {
-        self.phase.send_if_modified(|current| {
-            std::mem::swap(current, &mut phase);
-            // Most flights have no followers, and waking nobody costs as much as waking somebody. One that subscribes
-            // too late to be counted here cannot have looked yet, for looking needs the lock that is held here.
-            self.phase.receiver_count() > 0
-        });
+    pub(crate) fn phase(&self) -> Phase {
+        self.phase.lock().clone()
+    }
+
+    /// Waits for a phase that `pick` takes something from.
+    pub(crate) async fn until<T>(&self, pick: impl Fn(&Phase) -> Option<T>) -> T {
+        loop {
+            // Created before the look: a change in between wakes it.
+            let changed = self.changed.notified();
+            let picked = pick(&self.phase.lock());
+            if let Some(picked) = picked {
+                return picked;
+            }
+            changed.await;
+        }
+    }
+
+    fn enter(&self, phase: Phase) {
+        let before = std::mem::replace(&mut *self.phase.lock(), phase);
+        self.changed.notify_waiters();
+        // It may be the last to hold an owner's view of its lease.
+        drop(before);
     }
 }
 
@@ -192,13 +210,12 @@ impl Leader {
 
     /// Another process has it: followers need not wait for this leader to know.
     pub(crate) fn elsewhere(&self, sighting: Sighting) {
-        self.flight.phase.send_if_modified(|phase| {
-            let first = matches!(phase, Phase::Claiming);
-            if first {
-                *phase = Phase::Elsewhere(sighting);
-            }
-            first
-        });
+        let mut phase = self.flight.phase.lock();
+        if matches!(*phase, Phase::Claiming) {
+            *phase = Phase::Elsewhere(sighting);
+            drop(phase);
+            self.flight.changed.notify_waiters();
+        }
     }
 
     /// Ends the flight: new arrivals start afresh, then followers are told.

@@ -18,6 +18,7 @@ use crate::execution::{Completed, Context, Execution};
 use crate::flight::Flights;
 use crate::outcome::{Begin, Cause, EngineError, Failure, Outcome};
 use crate::policy::{InvalidPolicy, Limits, Policy};
+use crate::random::Draws;
 use crate::slots::{Slot, Slots};
 use crate::store_calls::Contact;
 
@@ -34,6 +35,7 @@ pub(crate) struct Shared {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) network: bool,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) random: Draws,
     pub(crate) limits: Limits,
     pub(crate) flights: Arc<Flights>,
     pub(crate) cache: ReplayCache,

@@ -49,3 +49,4 @@ pub use execution::{Completed, Context, Execution, NotOwner, downstream_key};
 pub use idempotency::Idempotency;
 pub use outcome::{Begin, EngineError, Failure, Outcome};
 pub use policy::{InvalidPolicy, Limits, Policy};
+pub use random::{Random, SystemRandom};

@@ -16,7 +16,6 @@ use crate::counters::add;
 use crate::execution::Live;
 use crate::idempotency::Shared;
 use crate::policy::Policy;
-use crate::random;
 
 /// Releases under way in the background at once; past it a claim that nobody can answer for is left to its lease.
 pub(crate) const BACKGROUND_RELEASES_MAX: usize = 1024;
@@ -50,7 +49,8 @@ pub(crate) struct Claim<'a> {
 
 impl<'a> Claim<'a> {
     pub(crate) fn new(shared: &'a Arc<Shared>, operation: &'a Operation, policy: &'a Policy) -> Self {
-        Self { shared, operation, policy, token: random::token(), adrift: false, may_be_held: false }
+        let token = shared.random.token();
+        Self { shared, operation, policy, token, adrift: false, may_be_held: false }
     }
 
     /// Sends it, within the store timeout; where the answer is lost, once more and again, with the same token. Returns
@@ -182,7 +182,7 @@ impl Shared {
         tokio::spawn(async move {
             let key = Key::new("onlyonce contact probe").expect("a valid key");
             let nothing = Operation::new(Scope::anonymous(), key, Fingerprint::of(""));
-            let call = shared.store.release(&nothing, random::token());
+            let call = shared.store.release(&nothing, shared.random.token());
             // Its outcome is noted on the way.
             let _ = shared.bounded("release", shared.limits.store_timeout, call).await;
         });

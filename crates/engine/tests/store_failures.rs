@@ -181,6 +181,35 @@ async fn a_store_that_hangs_is_an_error_for_the_leader_and_its_followers() {
     assert!(store.calls(Method::Claim) < 100, "the crowd shared the claims of a few");
 }
 
+/// Another process may have told the reply already: this one does not say from memory that it is in progress.
+#[tokio::test]
+async fn a_copy_that_comes_while_the_reply_is_recorded_is_answered_by_what_is_on_record() {
+    for (fault, is_on_record) in [
+        (Fault::LoseAnswer, true),
+        (Fault::HangAfter, true),
+        (Fault::LoseRequest, false),
+        (Fault::Hang, false),
+    ] {
+        let store = FaultyStore::new();
+        let idem = brief(&store, secs(20)).build();
+        let execution = acquire(&idem, &op()).await;
+        store.break_down(Method::Complete, fault);
+        let completing = tokio::spawn(execution.complete(body("done")));
+        eventually("it is sent", || store.calls(Method::Complete) > 0).await;
+        let answer = idem.begin(&op()).await.unwrap();
+        match is_on_record {
+            true => assert_eq!(replayed(&answer), b"done", "{fault:?}"),
+            false => assert!(is_in_progress(&answer), "{fault:?}: {answer:?}"),
+        }
+        let other = idem.begin(&operation("a", "another")).await;
+        assert!(matches!(other, Ok(Begin::Mismatch { .. })), "{fault:?}: {other:?}");
+        store.heal();
+        assert!(matches!(completing.await.unwrap(), Completed::Recorded(_)), "{fault:?}");
+        assert_eq!(replayed(&idem.begin(&op()).await.unwrap()), b"done");
+        all_given_back(&idem).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_completion_is_tried_until_the_store_is_back_and_the_lease_renewed() {
     for fault in
