@@ -1,7 +1,5 @@
 //! Callers that retry as real ones do: too early, at once, elsewhere, with a changed body, and late.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -9,40 +7,84 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream;
-use http::{Request, Response, header};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
+use http::Response;
 use parking_lot::Mutex;
-use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::fleet::Fleet;
-use crate::history::{Answer, Event, Sent};
+use crate::door::Door;
+use crate::history::{Answer, Event, Execution, History, Sent};
 use crate::ledger::Order;
 use crate::random::Random;
-
-/// More of a body than this is not read.
-const BODY_BYTES_MAX: usize = 64 * 1024;
 
 /// How often an operation is tried while things break; what is open then is settled afterwards.
 const TRIES: usize = 8;
 
-pub(crate) struct Callers {
-    pub(crate) fleet: Arc<Fleet>,
-    pub(crate) began: Instant,
-    /// Part of every key: two runs on one store do not meet.
-    pub(crate) run: String,
-    pub(crate) path: String,
-    /// Whether the answers are those of our gateway, which says itself what they are.
-    pub(crate) ours: bool,
-    pub(crate) events: Mutex<Vec<Event>>,
-    pub(crate) begun: AtomicUsize,
+/// Callers, and what they saw.
+#[derive(Debug)]
+pub struct Callers<D> {
+    door: D,
+    began: Instant,
+    // Part of every key: two runs on one store do not meet.
+    run: String,
+    // Whether the answers are those of our gateway, which says itself what they are.
+    ours: bool,
+    pace: Pace,
+    events: Mutex<Vec<Event>>,
+    begun: AtomicUsize,
 }
 
-impl Callers {
+/// How patient callers are.
+#[derive(Clone, Debug)]
+pub struct Pace {
+    /// One of these is how long a caller waits for an answer.
+    pub patience: [Duration; 5],
+    /// How long it waits once all is healed.
+    pub patience_healed: Duration,
+    /// The shortest and the longest pause before it tries again.
+    pub pause: (Duration, Duration),
+    /// The pause once all is healed.
+    pub pause_healed: Duration,
+}
+
+impl Default for Pace {
+    /// That of real clients, in a hurry.
+    fn default() -> Self {
+        let ms = Duration::from_millis;
+        Self {
+            // Some give up long before the work is done.
+            patience: [ms(60), ms(400), ms(1500), ms(10_000), ms(10_000)],
+            patience_healed: ms(30_000),
+            pause: (ms(5), ms(400)),
+            pause_healed: ms(100),
+        }
+    }
+}
+
+impl<D: Door> Callers<D> {
+    /// Nobody has asked anything yet; time is counted from `began`. `run` is part of every key. `ours` says whether the answers are those of our gateway,
+    /// which says itself what they are.
+    pub fn new(door: D, began: Instant, run: String, ours: bool, pace: Pace) -> Self {
+        let (events, begun) = (Mutex::default(), AtomicUsize::new(0));
+        Self { door, began, run, ours, pace, events, begun }
+    }
+
+    /// How many operations were begun.
+    pub fn begun(&self) -> usize {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    /// How long ago they began, by their clock.
+    pub fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// What was seen so far, with what the ledger wrote down. See [`History`] for the rest.
+    pub fn history(&self, executions: Option<Vec<Execution>>, retried: bool, healed: Duration) -> History {
+        History { events: self.events.lock().clone(), executions, retried, healed }
+    }
+
     /// One caller, at work until `end`.
-    pub(crate) async fn work(&self, mut random: Random, end: Instant) {
+    pub async fn work(&self, mut random: Random, end: Instant) {
         while Instant::now() < end {
             let operation = self.begun.fetch_add(1, Ordering::SeqCst);
             self.perform(operation, &mut random, end).await;
@@ -58,7 +100,7 @@ impl Callers {
         for _ in 0..TRIES {
             let copies = if random.percent(25) { 2 + random.below(3) } else { 1 };
             let streams: Vec<_> = (0..copies).map(|copy| random.fork(copy as u64 + 1)).collect();
-            random.next();
+            random.draw();
             let asked = streams
                 .into_iter()
                 .map(|mut random| async move { self.ask(operation, Sent::Original, &mut random).await });
@@ -77,54 +119,53 @@ impl Callers {
             if Instant::now() >= end {
                 return;
             }
-            sleep(random.between(Duration::from_millis(5), Duration::from_millis(400))).await;
+            let (least, most) = self.pace.pause;
+            sleep(random.between(least, most)).await;
         }
     }
 
-    /// After healing: until each operation is answered, or known to be unknown; then each once more. Answers how many.
-    pub(crate) async fn converge(&self, random: &Random, at_once: usize, deadline: Instant) {
-        let count = self.begun.load(Ordering::SeqCst);
-        let settle = |operation: usize| {
-            let mut random = random.fork(operation as u64);
-            async move {
-                loop {
-                    let answer = self.patiently(operation, &mut random).await;
-                    if answer.is_reply() || answer.is_code("outcome-unknown") || Instant::now() >= deadline {
-                        return;
-                    }
-                    sleep(Duration::from_millis(100)).await;
-                }
+    /// After healing: until each operation is answered, or known to be unknown; then once more.
+    pub async fn converge(&self, random: &Random, at_once: usize, deadline: Instant) {
+        let count = self.begun();
+        // Once more after all: an owner that nobody heard of may have come back, and goes on with what was unknown.
+        for round in [0, u64::MAX] {
+            let settling = (0..count)
+                .map(|operation| self.settle(operation, random.fork(operation as u64 ^ round), deadline));
+            stream::iter(settling).buffer_unordered(at_once).collect::<()>().await;
+        }
+    }
+
+    async fn settle(&self, operation: usize, mut random: Random, deadline: Instant) {
+        loop {
+            let answer = self.patiently(operation, &mut random).await;
+            // By the record: whose own run ended so is told 504, and the next may run it again.
+            let is_unknown =
+                matches!(&answer, Answer::Refused { status: 409, code } if code == "outcome-unknown");
+            if answer.is_reply() || is_unknown || Instant::now() >= deadline {
+                return;
             }
-        };
-        stream::iter((0..count).map(settle)).buffer_unordered(at_once).collect::<()>().await;
-        let again = |operation: usize| {
-            let mut random = random.fork(!(operation as u64));
-            async move {
-                self.patiently(operation, &mut random).await;
-            }
-        };
-        stream::iter((0..count).map(again)).buffer_unordered(at_once).collect::<()>().await;
+            sleep(self.pace.pause_healed).await;
+        }
     }
 
     async fn ask(&self, operation: usize, sent: Sent, random: &mut Random) -> Answer {
-        // Some give up long before the work is done.
-        let patience = *random.pick(&[60, 400, 1500, 10_000, 10_000]);
-        let gateway = random.below(self.fleet.count());
-        self.send(operation, sent, gateway, Duration::from_millis(patience)).await
+        let patience = *random.pick(&self.pace.patience);
+        let gateway = random.below(self.door.count());
+        self.send(operation, sent, gateway, patience).await
     }
 
     async fn patiently(&self, operation: usize, random: &mut Random) -> Answer {
-        let gateway = random.below(self.fleet.count());
-        self.send(operation, Sent::Original, gateway, Duration::from_secs(30)).await
+        let gateway = random.below(self.door.count());
+        self.send(operation, Sent::Original, gateway, self.pace.patience_healed).await
     }
 
     async fn send(&self, operation: usize, sent: Sent, gateway: usize, patience: Duration) -> Answer {
         let key = format!("prove-{}-{operation}", self.run);
         let body = serde_json::to_vec(&Order::new(operation, sent)).unwrap_or_default();
         let began = self.began.elapsed();
-        let answered = timeout(patience, self.exchange(self.fleet.addr(gateway), &key, body.into())).await;
+        let answered = timeout(patience, self.door.exchange(gateway, &key, body.into())).await;
         let answer = match answered {
-            Ok(Ok(answer)) => answer,
+            Ok(Ok(response)) => self.read(&response),
             Ok(Err(why)) => Answer::Lost(why),
             Err(_) => Answer::Lost(format!("the client gave up after {} ms", patience.as_millis())),
         };
@@ -132,34 +173,6 @@ impl Callers {
             Event { operation, gateway, sent, began, ended: self.began.elapsed(), answer: answer.clone() };
         self.events.lock().push(event);
         answer
-    }
-
-    // A connection of its own: one that broke is no excuse.
-    async fn exchange(&self, addr: SocketAddr, key: &str, body: Bytes) -> Result<Answer, String> {
-        let stream = TcpStream::connect(addr).await.map_err(|error| format!("connect: {error}"))?;
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
-        let request = Request::post(&*self.path)
-            .header(header::HOST, addr.to_string())
-            .header(header::CONTENT_TYPE, "application/json")
-            .header("idempotency-key", key)
-            .body(Full::new(body))
-            .map_err(|error| error.to_string())?;
-        let exchange = async {
-            let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
-            let (head, body) = response.into_parts();
-            let body =
-                Limited::new(body, BODY_BYTES_MAX).collect().await.map_err(|error| error.to_string())?;
-            Ok(self.read(&Response::from_parts(head, body.to_bytes())))
-        };
-        tokio::select! {
-            answer = exchange => answer,
-            // It ends when the exchange does, or breaks before.
-            broken = connection => match broken {
-                Ok(()) => Err("the connection was closed".into()),
-                Err(error) => Err(error.to_string()),
-            },
-        }
     }
 
     fn read(&self, response: &Response<Bytes>) -> Answer {

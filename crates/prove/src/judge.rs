@@ -97,7 +97,7 @@ pub fn judge(history: &History) -> Vec<Violation> {
         if let Some(ledger) = history.executions.is_some().then_some(&executions) {
             check_executions(&events, ledger, history.retried, &mut found);
         }
-        check_answers(&events, &mut found);
+        check_answers(&events, history.retried, &mut found);
         check_end(&events, history, &mut found);
     }
     violations
@@ -123,7 +123,7 @@ fn check_executions(
     }
 }
 
-fn check_answers(events: &[&Event], found: &mut impl FnMut(Rule, String)) {
+fn check_answers(events: &[&Event], retried: bool, found: &mut impl FnMut(Rule, String)) {
     let mut first: Option<(u16, &str)> = None;
     // When the earliest reply that is on record came back.
     let mut acknowledged = None;
@@ -132,6 +132,8 @@ fn check_answers(events: &[&Event], found: &mut impl FnMut(Rule, String)) {
             (Answer::Reply { .. }, Sent::Changed) => {
                 found(Rule::Mismatch, "the changed body was answered like the operation".into());
             }
+            // What is run again on purpose and was said not to be on record may have another answer later.
+            (Answer::Reply { unrecorded: true, .. }, Sent::Original) if retried => {}
             (Answer::Reply { status, body, unrecorded, .. }, Sent::Original) => {
                 let (known, text) = *first.get_or_insert((*status, body));
                 if known != *status || text != body {
@@ -155,9 +157,13 @@ fn check_answers(events: &[&Event], found: &mut impl FnMut(Rule, String)) {
             found(Rule::Kept, "the operation was told that its key is another request's".into());
         }
         let after = acknowledged.is_some_and(|at| event.began > at);
-        if after && event.sent == Sent::Original && matches!(code.as_str(), "outcome-unknown" | "in-progress")
-        {
-            found(Rule::Kept, format!("answered before, and told {code} afterwards"));
+        if !after || !matches!(code.as_str(), "outcome-unknown" | "in-progress") {
+            continue;
+        }
+        match event.sent {
+            Sent::Original => found(Rule::Kept, format!("answered before, and told {code} afterwards")),
+            // The body is compared before anything else is looked at.
+            Sent::Changed => found(Rule::Mismatch, format!("a changed body is told {code}")),
         }
     }
 }
@@ -247,6 +253,7 @@ mod tests {
             [Rule::Identical]
         );
         assert_eq!(broken(|h| h.events[3].answer = reply("one")), [Rule::Mismatch]);
+        assert_eq!(broken(|h| h.events[3].answer = refused(409, "in-progress")), [Rule::Mismatch]);
         assert_eq!(broken(|h| h.events[4].answer = refused(409, "in-progress")), [Rule::Kept]);
         assert_eq!(broken(|h| h.events[4].answer = refused(409, "outcome-unknown")), [Rule::Kept]);
         assert_eq!(broken(|h| h.events[4].answer = refused(422, "key-reused")), [Rule::Kept]);
@@ -280,6 +287,15 @@ mod tests {
         *unrecorded = true;
         history.events[5].answer = refused(409, "outcome-unknown");
         assert_eq!(judge(&history), []);
+        // Nor, where it is run again on purpose, its answer the last one.
+        let mut history = History { retried: true, ..sound() };
+        history.executions.as_mut().expect("one").push(ran(1, Sent::Original, "two"));
+        let first = Answer::Reply { status: 201, body: "two".into(), replayed: false, unrecorded: true };
+        history.events[0].answer = first;
+        assert_eq!(judge(&history), []);
+        history.retried = false;
+        history.executions = None;
+        assert_eq!(rules(&history), [Rule::Identical, Rule::Identical]);
         // A copy that was sent before the answer came back may be told that it is under way.
         let mut history = sound();
         history.events[1].ended = at(60);

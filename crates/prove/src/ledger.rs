@@ -22,19 +22,24 @@ use crate::random::Random;
 
 /// What a caller posts.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Order {
-    pub(crate) operation: usize,
-    pub(crate) amount: u64,
+pub struct Order {
+    /// The operation's number.
+    pub operation: usize,
+    /// [`Order::AMOUNT`], or another in a changed body.
+    pub amount: u64,
 }
 
 impl Order {
-    pub(crate) const AMOUNT: u64 = 100;
+    /// What the operation is about.
+    pub const AMOUNT: u64 = 100;
 
-    pub(crate) fn new(operation: usize, sent: Sent) -> Self {
+    /// The order as it is sent.
+    pub fn new(operation: usize, sent: Sent) -> Self {
         Self { operation, amount: if sent == Sent::Original { Self::AMOUNT } else { Self::AMOUNT + 1 } }
     }
 
-    fn sent(self) -> Sent {
+    /// What it was sent as.
+    pub fn sent(self) -> Sent {
         if self.amount == Self::AMOUNT { Sent::Original } else { Sent::Changed }
     }
 }

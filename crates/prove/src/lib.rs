@@ -6,9 +6,12 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`clients`] | [`Callers`]: who asks, and asks again; [`Door`]: how they reach a gateway |
 //! | [`plan`] | [`Plan`]: what is to be done, and with which faults |
 //! | [`fault`] | [`FaultProxy`]: a network that delays, drops, cuts and loses replies |
 //! | [`history`] | [`Event`]: what was sent, and what came back |
+//! | [`ledger`] | [`Order`]: what is posted, and written down |
+//! | [`random`] | [`Random`]: numbers from a seed |
 //! | [`judge`](mod@judge) | [`judge()`]: the rules, as a pure function over a history |
 //! | [`report`] | [`Report`]: counts, violations, and the history of each operation at fault |
 //!
@@ -16,22 +19,27 @@
 //! The seed decides operations, timing, and which fault comes when. What the machine makes of it is its own: a seed is the same
 //! experiment again, not the same interleaving.
 
+pub mod clients;
 pub mod fault;
 pub mod history;
 pub mod judge;
+pub mod ledger;
 pub mod plan;
+pub mod random;
 pub mod report;
 
-mod clients;
+mod door;
 mod fleet;
-mod ledger;
 mod nemesis;
-mod random;
 mod run;
 
+pub use clients::{Callers, Pace};
+pub use door::Door;
 pub use fault::FaultProxy;
 pub use history::{Answer, Event, Execution, History, Sent};
 pub use judge::{Rule, Violation, judge};
+pub use ledger::Order;
 pub use plan::{Fault, OnUnknown, Plan, PlanError, Target};
+pub use random::Random;
 pub use report::Report;
 pub use run::{ProveError, prove};

@@ -4,21 +4,23 @@ use std::time::Duration;
 
 /// SplitMix64 (Steele, Lea, Flood 2014): small, and each fork is a stream of its own.
 #[derive(Clone, Debug)]
-pub(crate) struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// From this seed.
+    pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
     /// A stream of its own for each `name`, whatever the others draw.
-    pub(crate) fn fork(&self, name: u64) -> Self {
+    pub fn fork(&self, name: u64) -> Self {
         let mut fork = Self(self.0 ^ name.wrapping_mul(0xd134_2543_de82_ef95));
-        fork.next();
+        fork.draw();
         fork
     }
 
-    pub(crate) fn next(&mut self) -> u64 {
+    /// The next number.
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -27,20 +29,23 @@ impl Random {
     }
 
     /// Below `bound`, which is not 0.
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
-        usize::try_from(self.next() % bound as u64).unwrap_or(0)
+    pub fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.draw() % bound as u64).unwrap_or(0)
     }
 
-    pub(crate) fn percent(&mut self, percent: u64) -> bool {
-        self.next() % 100 < percent
+    /// True that often in a hundred.
+    pub fn percent(&mut self, percent: u64) -> bool {
+        self.draw() % 100 < percent
     }
 
-    pub(crate) fn between(&mut self, least: Duration, most: Duration) -> Duration {
+    /// From `least` to `most`, in microseconds.
+    pub fn between(&mut self, least: Duration, most: Duration) -> Duration {
         let span = u64::try_from(most.saturating_sub(least).as_micros()).unwrap_or(u64::MAX - 1);
-        least + Duration::from_micros(self.next() % (span + 1))
+        least + Duration::from_micros(self.draw() % (span + 1))
     }
 
-    pub(crate) fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
+    /// One of these, of which there is one at least.
+    pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
         &of[self.below(of.len())]
     }
 }
@@ -51,7 +56,7 @@ mod tests {
 
     #[test]
     fn a_seed_is_the_same_numbers_and_a_fork_is_others() {
-        let draw = |mut random: Random| [random.next(), random.next(), random.next()];
+        let draw = |mut random: Random| [random.draw(), random.draw(), random.draw()];
         // The reference values of SplitMix64 for the seed 1234567.
         assert_eq!(
             draw(Random::new(1_234_567)),

@@ -48,7 +48,8 @@ pub struct OperationHistory {
 }
 
 impl Report {
-    pub(crate) fn new(
+    /// Of a run of this seed over so many operations, with the faults made in it.
+    pub fn new(
         seed: u64,
         operations: usize,
         faults: BTreeMap<Fault, usize>,

@@ -1,17 +1,15 @@
 //! From a plan to a report.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
-use parking_lot::Mutex;
 use thiserror::Error;
 use tokio::time::{Instant, timeout};
 
-use crate::clients::Callers;
+use crate::clients::{Callers, Pace};
+use crate::door::OverTcp;
 use crate::fleet::Fleet;
-use crate::history::History;
 use crate::judge::judge;
 use crate::ledger::Ledger;
 use crate::nemesis::{Counts, Nemesis};
@@ -98,15 +96,9 @@ impl Run<'_> {
     async fn carry_out(self) -> Result<Report, ProveError> {
         let mut run = [0; 6];
         getrandom::fill(&mut run).map_err(|error| ProveError::Random(error.to_string()))?;
-        let callers = Callers {
-            fleet: Arc::clone(&self.fleet),
-            began: self.began,
-            run: run.iter().map(|byte| format!("{byte:02x}")).collect(),
-            path: self.path.to_owned(),
-            ours: self.ledger.is_some(),
-            events: Mutex::default(),
-            begun: AtomicUsize::new(0),
-        };
+        let door = OverTcp { fleet: Arc::clone(&self.fleet), path: self.path.to_owned() };
+        let run = run.iter().map(|byte| format!("{byte:02x}")).collect();
+        let callers = Callers::new(door, self.began, run, self.ledger.is_some(), Pace::default());
         let counts = Counts::default();
         let at_store = Arc::new(tokio::sync::Mutex::new(()));
         let end = Instant::now() + self.plan.breaking;
@@ -126,21 +118,16 @@ impl Run<'_> {
         let (_, broken) = tokio::join!(join_all(working), try_join_all(breaking));
         broken?;
         self.fleet.heal().await?;
-        let healed = self.began.elapsed();
+        let healed = callers.elapsed();
         let deadline = Instant::now() + self.plan.healing;
         let random = self.random.fork(2);
         let converging = callers.converge(&random, self.plan.callers * 4, deadline);
         // A request of that phase ends within half a minute.
         let _ = timeout(self.plan.healing * 2 + Duration::from_secs(60), converging).await;
-        let operations = callers.begun.load(Ordering::SeqCst);
-        let history = History {
-            events: callers.events.into_inner(),
-            executions: self.ledger.map(Ledger::executions),
-            retried: self.gateways.is_some_and(|gateways| gateways.on_unknown == OnUnknown::Retry),
-            healed,
-        };
+        let retried = self.gateways.is_some_and(|gateways| gateways.on_unknown == OnUnknown::Retry);
+        let history = callers.history(self.ledger.map(Ledger::executions), retried, healed);
         let violations = judge(&history);
         let counts = counts.lock().clone();
-        Ok(Report::new(self.plan.seed, operations, counts, self.began.elapsed(), history, violations))
+        Ok(Report::new(self.plan.seed, callers.begun(), counts, self.began.elapsed(), history, violations))
     }
 }
