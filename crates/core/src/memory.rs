@@ -4,8 +4,10 @@ mod admin;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::future::poll_fn;
 use std::hash::BuildHasher;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -21,6 +23,7 @@ use crate::decide::{
 use crate::error::{StoreError, StoreErrorKind};
 use crate::fingerprint::Fingerprint;
 use crate::lease::{Lease, LeaseToken, OnLeaseEnd};
+use crate::mutant::{Mutant, mutant};
 use crate::operation::{Operation, OperationId, Origin};
 use crate::reply::{Reply, StoredReply};
 use crate::store::{
@@ -154,6 +157,21 @@ impl MemoryStore {
         }
     }
 
+    // Of a mutant.
+    async fn look_and_dawdle(&self, id: &OperationId) -> Option<Record> {
+        let seen = self.shard(id).lock().rows.get(id).map(|row| self.record(row));
+        let mut dawdles = true;
+        poll_fn(|context| match std::mem::take(&mut dawdles) {
+            true => {
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+            false => Poll::Ready(()),
+        })
+        .await;
+        seen
+    }
+
     fn shard(&self, id: &OperationId) -> &Mutex<Shard> {
         &self.shards[self.hasher.hash_one(id) as usize % SHARDS]
     }
@@ -242,8 +260,13 @@ impl Shard {
 impl Store for MemoryStore {
     async fn claim(&self, operation: &Operation, request: &ClaimRequest) -> Result<ClaimOutcome, StoreError> {
         let id = operation.id();
+        let seen = match mutant(Mutant::CheckThenInsert) {
+            true => Some(self.look_and_dawdle(id).await),
+            false => None,
+        };
         let mut shard = self.shard(id).lock();
-        let record = shard.rows.get(id).map(|row| self.record(row));
+        let record = seen.unwrap_or_else(|| shard.rows.get(id).map(|row| self.record(row)));
+        let record = record.filter(|_| !mutant(Mutant::UniqueDropped));
         let (attempt, how) = match decide(record.as_ref(), operation.fingerprint(), request) {
             Decision::Answer(answer) => return Ok(answer),
             Decision::Acquire { attempt, how } => (attempt, how),
@@ -358,7 +381,8 @@ impl Store for MemoryStore {
         for shard in self.shards.iter() {
             let mut shard = shard.lock();
             let room = limit - purged.removed as usize;
-            let held_until = now.checked_sub(request.hold_retention);
+            let kept = if mutant(Mutant::PurgeByAge) { Duration::ZERO } else { request.hold_retention };
+            let held_until = now.checked_sub(kept);
             let ended = shard.completed_ends.iter().take_while(|(end, _)| *end <= now);
             let held =
                 shard.lease_ends.iter().take_while(|(end, _)| held_until.is_some_and(|until| *end <= until));
