@@ -4,6 +4,8 @@
 #![no_main]
 
 #[path = "../properties/envelope.rs"]
-mod properties;
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| properties::check(data));
+mod envelope;
+#[allow(dead_code, reason = "each target uses its part")]
+#[path = "../properties/json.rs"]
+mod json;
+libfuzzer_sys::fuzz_target!(|data: &[u8]| envelope::check(data));

@@ -85,6 +85,9 @@ pub(super) fn write_string(out: &mut Vec<u8>, text: &str) {
     out.push(b'"');
 }
 
+/// The digits of an exponent, as it is written and as it becomes.
+const EXPONENT_DIGITS_MAX: usize = 15;
+
 /// An exact decimal: 0.DIGITS × 10^point, no zero at either end of the digits. Zero has no digits.
 struct Decimal {
     negative: bool,
@@ -120,7 +123,7 @@ fn read_exponent(text: &str, at: usize) -> Result<i64, JsonError> {
         _ => (false, text),
     };
     let digits = digits.trim_start_matches('0');
-    if digits.len() > 15 {
+    if digits.len() > EXPONENT_DIGITS_MAX {
         return Err(JsonError::new(JsonErrorKind::ExponentTooLong, at));
     }
     let exponent = digits.bytes().fold(0, |sum, b| sum * 10 + i64::from(b - b'0'));
@@ -158,6 +161,10 @@ fn write_number(out: &mut Vec<u8>, numeral: Numeral<'_>) -> Result<(), JsonError
             out.extend_from_slice(&digits[1..]);
         }
         let exponent = point - 1;
+        // The digits before the point have moved into it: what is written must be readable again.
+        if exponent.unsigned_abs() >= 10u64.pow(EXPONENT_DIGITS_MAX as u32) {
+            return Err(JsonError::new(JsonErrorKind::ExponentTooLong, numeral.at));
+        }
         write!(out, "e{}{}", if exponent < 0 { '-' } else { '+' }, exponent.unsigned_abs())
             .expect("writing to memory cannot fail");
     }
@@ -277,8 +284,13 @@ mod tests {
                 assert_eq!(canonical(text), written, "{text}");
             }
         }
-        let long = canonical_json(b"[1e1234567890123456]").unwrap_err();
-        assert_eq!((long.kind(), long.at()), (JsonErrorKind::ExponentTooLong, 1));
+        assert_eq!(canonical("10e999999999999998"), "1e+999999999999999");
+        assert_eq!(canonical("0.1e-999999999999998"), "1e-999999999999999");
+        // One that is short enough as it is written, and not in the form that it would get.
+        for text in ["[1e1234567890123456]", "[10e999999999999999]", "[0.1e-999999999999999]"] {
+            let long = canonical_json(text.as_bytes()).unwrap_err();
+            assert_eq!((long.kind(), long.at()), (JsonErrorKind::ExponentTooLong, 1), "{text}");
+        }
     }
 
     proptest! {

@@ -45,14 +45,17 @@ fn read(path: &PathBuf) -> Result<String, Failure> {
     std::fs::read_to_string(path).map_err(|error| Failure::io(&doing, &error))
 }
 
-struct File {
-    name: String,
-    text: String,
+/// A file of options.
+pub(crate) struct File {
+    /// As it is named in what is wrong with it.
+    pub(crate) name: String,
+    /// What it says.
+    pub(crate) text: String,
 }
 
 impl File {
     /// What the file says, as arguments, in its order.
-    fn options(&self, serve: &Command, said: &ArgMatches) -> Result<Vec<OsString>, Failure> {
+    pub(crate) fn options(&self, serve: &Command, said: &ArgMatches) -> Result<Vec<OsString>, Failure> {
         let table = DeTable::parse(&self.text).map_err(|error| {
             let at = error.span().map_or(0, |span| span.start);
             self.wrong(at, None, error.message())
@@ -159,6 +162,14 @@ fn unknown(serve: &Command, name: &str, value: &DeValue<'_>) -> String {
 }
 
 #[cfg(test)]
+#[path = "../../../../../fuzz/properties/mutation.rs"]
+mod mutation;
+
+#[cfg(test)]
+#[path = "../../../../../fuzz/properties/config.rs"]
+mod properties;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -230,6 +241,45 @@ mod tests {
             let said = expand(text, &[]).unwrap_err();
             assert!(said.starts_with(why), "{text:?}: {said}");
         }
+    }
+
+    #[test]
+    fn mutated_files_are_read_or_refused_with_the_place() {
+        let program = crate::command_line();
+        let serve = program.find_subcommand("serve").unwrap();
+        let options = |text: &str, command_line: &[&str]| {
+            let said =
+                serve.clone().get_matches_from([&["serve", "--upstream", "http://x"], command_line].concat());
+            match (File { name: "FILE".into(), text: text.into() }).options(serve, &said) {
+                Ok(options) => Ok(options.into_iter().map(|option| option.into_string().unwrap()).collect()),
+                Err(wrong) => Err(wrong.to_string()),
+            }
+        };
+        let pieces: &[&[u8]] = &[
+            b"wait = \"1s\"\n",
+            b"expires = true\n",
+            b"guard = [\"POST /a\"]\n",
+            b"max-in-flight = ",
+            b"[",
+            b"]",
+            b"\"",
+            b"'",
+            b"\"\"\"",
+            b"\\",
+            b"\x1b",
+            b"\\u001b",
+            b"\n",
+            b"#",
+            b"=",
+            b".",
+            b"{",
+            b"}",
+            b"_",
+            b"0x",
+            b"-",
+            "\u{202e}".as_bytes(),
+        ];
+        mutation::play("config", pieces, 2000, |data| properties::check(data, options));
     }
 
     #[test]
