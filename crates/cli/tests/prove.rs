@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use common::PROGRAM;
 use onlyonce_core::Mutant;
-use onlyonce_prove::plan::Gateways;
-use onlyonce_prove::{Fault, OnUnknown, Plan, Report, Rule, Target, prove};
+use onlyonce_prove::plan::{Gateways, Inbox};
+use onlyonce_prove::{Fault, OnUnknown, Plan, Report, Rule, Target, Work, prove};
 use parking_lot::Mutex;
 use testkit::{Answer, Mariadb, Postgres, Redis, Upstream};
 use tokio::time::Instant;
@@ -51,7 +51,7 @@ fn plan(store: &str, folder: &Path, seed: u64, faults: &[Fault]) -> Plan {
 fn held(report: &Report, faults: &[Fault]) {
     println!("{}", report.text());
     assert!(report.holds(), "{}", report.text());
-    assert!(report.operations > 20, "something was done");
+    assert!(report.operations > 10, "something was done");
     let made: usize = report.faults.values().sum();
     assert!(made > 3 && report.faults.keys().all(|fault| faults.contains(fault)), "{:?}", report.faults);
 }
@@ -114,15 +114,61 @@ async fn redis_holds() {
     on_each_seed(&server.url(), &Fault::ALL, restart).await;
 }
 
+fn to_an_inbox(program: &Path, work: Work, folder: &Path, faults: &[Fault]) -> Plan {
+    let (program, lease, folder) = (program.to_owned(), Duration::from_secs(2), folder.to_owned());
+    let target = Target::Inbox(Inbox { program, work, lease, folder: folder.clone() });
+    Plan { target, callers: 8, ..plan("", &folder, SEEDS[0], faults) }
+}
+
+/// The message and what is done with it are one transaction: exactly once, whatever is killed.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_inbox_with_a_statement_holds() {
+    let folder = tempfile::tempdir().unwrap();
+    let faults = [Fault::Kill, Fault::Pause];
+    let report = prove(&to_an_inbox(Path::new(PROGRAM), Work::Sql, folder.path(), &faults)).await.unwrap();
+    held(&report, &faults);
+    assert_eq!(report.executions, Some(report.operations), "every message, each once");
+}
+
+/// What is done with it is a command: at least once, with one response for all.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_inbox_with_a_command_holds() {
+    let folder = tempfile::tempdir().unwrap();
+    let faults = [Fault::Kill, Fault::Pause];
+    let report = prove(&to_an_inbox(Path::new(PROGRAM), Work::Exec, folder.path(), &faults)).await.unwrap();
+    held(&report, &faults);
+    assert!(report.executions >= Some(report.operations), "every message, each at least once");
+}
+
+/// A receiver that forgets before it looks.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_inbox_that_forgets_is_broken() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = format!(
+        "#!/bin/sh\nkey=$(sed -n 's/.*\"msg_id\":\"\\([^\"]*\\)\".*/\\1/p' \"$4\" | head -n 1)\n\
+         {PROGRAM} inbox forget \"$3\" \"$key\" --reason wrong >/dev/null 2>&1\nexec {PROGRAM} \"$@\"\n"
+    );
+    let wrong = script_in(folder.path(), &script);
+    let report = prove(&to_an_inbox(&wrong, Work::Sql, folder.path(), &[])).await.unwrap();
+    let broken = |rule| report.violations.iter().any(|found| found.rule == rule);
+    assert!(broken(Rule::Once) && broken(Rule::Applied), "{}", report.text());
+    assert!(report.text().contains("by itself"), "{}", report.text());
+}
+
+fn script_in(folder: &Path, script: &str) -> std::path::PathBuf {
+    let wrong = folder.join("wrong");
+    std::fs::write(&wrong, script).unwrap();
+    std::fs::set_permissions(&wrong, std::fs::Permissions::from_mode(0o755)).unwrap();
+    wrong
+}
+
 /// A gateway that runs again what it does not know of: what `--on-unknown retry` does on purpose is not once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_that_runs_unknown_outcomes_again_is_broken() {
     let folder = tempfile::tempdir().unwrap();
-    let wrong = folder.path().join("wrong");
     let script =
         "#!/bin/sh\nfor arg; do shift; [ \"$arg\" = hold ] && arg=retry; set -- \"$@\" \"$arg\"; done\n";
-    std::fs::write(&wrong, format!("{script}exec {PROGRAM} \"$@\"\n")).unwrap();
-    std::fs::set_permissions(&wrong, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let wrong = script_in(folder.path(), &format!("{script}exec {PROGRAM} \"$@\"\n"));
     let mut plan = plan("sqlite:prove.db", folder.path(), SEEDS[0], &[Fault::Kill]);
     let Target::Gateways(gateways) = &mut plan.target else { panic!() };
     gateways.program = wrong;
@@ -261,8 +307,20 @@ async fn the_command_prints_its_seed_and_counts_and_refuses_what_cannot_be() {
     }
     let (held, text) = common::run(&["prove", "--for", "1s", "--json", "--faults", "kill"]).await;
     assert!(held && text.contains("\"violations\": []"), "{text}");
+    let inbox = ["prove", "--door", "inbox", "--for", "1s", "--callers", "4"];
+    let (held, text) = common::run(&inbox).await;
+    assert!(
+        held && text.contains("holds             every delivery that was answered is in the log"),
+        "{text}"
+    );
     for (args, why) in [
         (&["prove", "--faults", "cut"][..], "needs a store behind a network"),
+        (&["prove", "--door", "inbox", "--faults", "slow"], "there are kill and pause"),
+        (
+            &["prove", "--door", "inbox", "--store", "redis://localhost"],
+            "--store is of no use with --door inbox",
+        ),
+        (&["prove", "--door", "inbox", "--lease", "10ms"], "a second or more"),
         (&["prove", "--faults", "fire"], "there are kill, pause"),
         (&["prove", "--store", "memory:"], "do not outlive"),
         (&["prove", "--faults", "restart-store"], "needs a command"),

@@ -80,7 +80,7 @@ impl<D: Door> Callers<D> {
 
     /// What was seen so far, with what the ledger wrote down. See [`History`] for the rest.
     pub fn history(&self, executions: Option<Vec<Execution>>, retried: bool, healed: Duration) -> History {
-        History { events: self.events.lock().clone(), executions, retried, healed }
+        History { events: self.events.lock().clone(), executions, retried, healed, kept: None }
     }
 
     /// One caller, at work until `end`.
@@ -155,7 +155,7 @@ impl<D: Door> Callers<D> {
     }
 
     async fn patiently(&self, operation: usize, random: &mut Random) -> Answer {
-        let gateway = random.below(self.door.count());
+        let gateway = self.door.telling(random);
         self.send(operation, Sent::Original, gateway, self.pace.patience_healed).await
     }
 

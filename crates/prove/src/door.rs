@@ -11,6 +11,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
 use crate::fleet::Fleet;
+use crate::random::Random;
 
 /// More of a body than this is not read.
 const BODY_BYTES_MAX: usize = 64 * 1024;
@@ -19,6 +20,11 @@ const BODY_BYTES_MAX: usize = 64 * 1024;
 pub trait Door: Send + Sync {
     /// How many gateways there are.
     fn count(&self) -> usize;
+
+    /// One that tells what became of an operation: any of them, unless said otherwise.
+    fn telling(&self, random: &mut Random) -> usize {
+        random.below(self.count())
+    }
 
     /// Posts `body` under `key`. Dropped half-way, the caller is gone.
     ///

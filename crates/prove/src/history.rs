@@ -1,5 +1,6 @@
 //! What was sent and what came back.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -9,7 +10,7 @@ use serde::Serialize;
 pub struct Event {
     /// The operation's number.
     pub operation: usize,
-    /// Which gateway it went to.
+    /// Which gateway it went to. For an inbox: 0 for a delivery in bulk, which is told nothing of the single message.
     pub gateway: usize,
     /// What was sent.
     pub sent: Sent,
@@ -98,6 +99,17 @@ pub struct History {
     pub retried: bool,
     /// When everything was healed. What is sent after it must converge.
     pub healed: Duration,
+    /// What an inbox keeps of itself. `None` where there is no inbox.
+    pub kept: Option<Kept>,
+}
+
+/// What is in the tables of an inbox at the end, by the number of the operation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// How many records.
+    pub records: BTreeMap<usize, usize>,
+    /// How many deliveries are logged.
+    pub deliveries: BTreeMap<usize, usize>,
 }
 
 fn millis<S: serde::Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::history::{Answer, Event, Execution, History, Sent};
+use crate::history::{Answer, Event, Execution, History, Kept, Sent};
 
 /// What must hold, whatever broke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -25,11 +25,15 @@ pub enum Rule {
     Converged,
     /// No answer that no client could make sense of.
     Sane,
+    /// Of all that an inbox answers about a message, one at most is `applied`; and one record is left of it.
+    Applied,
+    /// An inbox has every delivery that it answered in its log.
+    Logged,
 }
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Once,
         Self::Acknowledged,
         Self::Identical,
@@ -37,7 +41,14 @@ impl Rule {
         Self::Mismatch,
         Self::Converged,
         Self::Sane,
+        Self::Applied,
+        Self::Logged,
     ];
+
+    /// Whether only an inbox can break it.
+    pub fn is_of_inbox(self) -> bool {
+        matches!(self, Self::Applied | Self::Logged)
+    }
 
     /// What it promises.
     pub fn promise(self) -> &'static str {
@@ -49,6 +60,8 @@ impl Rule {
             Self::Mismatch => "the same key with another body is refused and never runs",
             Self::Converged => "after healing nothing is stuck",
             Self::Sane => "a refusal is one that the documentation names",
+            Self::Applied => "a message is said to be applied once, and has one record",
+            Self::Logged => "every delivery that was answered is in the log",
         }
     }
 }
@@ -99,6 +112,9 @@ pub fn judge(history: &History) -> Vec<Violation> {
         }
         check_answers(&events, history.retried, &mut found);
         check_end(&events, history, &mut found);
+        if let Some(kept) = &history.kept {
+            check_kept(operation, &events, kept, &mut found);
+        }
     }
     violations
 }
@@ -178,6 +194,24 @@ fn check_end(events: &[&Event], history: &History, found: &mut impl FnMut(Rule, 
     }
 }
 
+fn check_kept(operation: usize, events: &[&Event], kept: &Kept, found: &mut impl FnMut(Rule, String)) {
+    let answered = |event: &&&Event| event.answer.is_reply();
+    let applied =
+        events.iter().filter(|event| matches!(event.answer, Answer::Reply { replayed: false, .. })).count();
+    if applied > 1 {
+        found(Rule::Applied, format!("said to be applied {applied} times"));
+    }
+    let records = kept.records.get(&operation).copied().unwrap_or(0);
+    if records != 1 {
+        found(Rule::Applied, format!("it has {records} records"));
+    }
+    let logged = kept.deliveries.get(&operation).copied().unwrap_or(0);
+    let answers = events.iter().filter(answered).count();
+    if logged < answers {
+        found(Rule::Logged, format!("{answers} deliveries were answered, and {logged} are in the log"));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -218,6 +252,7 @@ mod tests {
             executions: Some(vec![ran(0, Sent::Original, "one")]),
             retried: false,
             healed: at(100),
+            kept: None,
         }
     }
 
@@ -263,6 +298,24 @@ mod tests {
     }
 
     #[test]
+    fn an_inbox_says_applied_once_and_keeps_what_it_said() {
+        let kept = |records, deliveries| Kept {
+            records: [(1, records)].into(),
+            deliveries: [(1, deliveries)].into(),
+        };
+        let mut history = sound();
+        let Answer::Reply { replayed, .. } = &mut history.events[5].answer else { panic!() };
+        *replayed = true;
+        let of = |kept| rules(&History { kept: Some(kept), ..history.clone() });
+        assert_eq!(of(kept(1, 2)), []);
+        assert_eq!(of(kept(1, 1)), [Rule::Logged]);
+        assert_eq!(of(kept(2, 2)), [Rule::Applied]);
+        assert_eq!(of(Kept::default()), [Rule::Applied, Rule::Logged]);
+        let twice = History { kept: Some(kept(1, 2)), ..sound() };
+        assert_eq!(rules(&twice), [Rule::Applied]);
+    }
+
+    #[test]
     fn what_may_be_is_no_violation() {
         // Held: nobody knows, it was never answered, and it ran once or not at all.
         for executions in [vec![], vec![ran(0, Sent::Original, "one")]] {
@@ -274,6 +327,7 @@ mod tests {
                 executions: Some(executions),
                 retried: false,
                 healed: at(100),
+                kept: None,
             };
             assert_eq!(judge(&history), []);
         }

@@ -1,5 +1,5 @@
-//! Proof by trying to break it: gateways on one store, clients that retry as real ones do, and a nemesis that kills, pauses,
-//! cuts and slows. Then it heals, everything converges, and the history is judged.
+//! Proof by trying to break it: gateways on one store, or an inbox; clients that retry as real ones do; and a nemesis that
+//! kills, pauses, cuts and slows. Then it heals, everything converges, and the history is judged.
 //!
 //! It is a stranger to the product: it starts the program, speaks HTTP to it, and believes only the ledger, an upstream that
 //! writes every execution down and has no uniqueness of its own.
@@ -30,16 +30,18 @@ pub mod report;
 
 mod door;
 mod fleet;
+mod inbox;
 mod nemesis;
 mod run;
+mod subject;
 
 pub use clients::{Callers, Pace};
 pub use door::Door;
 pub use fault::FaultProxy;
-pub use history::{Answer, Event, Execution, History, Sent};
+pub use history::{Answer, Event, Execution, History, Kept, Sent};
 pub use judge::{Rule, Violation, judge};
 pub use ledger::Order;
-pub use plan::{Fault, OnUnknown, Plan, PlanError, Target};
+pub use plan::{Fault, OnUnknown, Plan, PlanError, Target, Work};
 pub use random::Random;
 pub use report::Report;
 pub use run::{ProveError, prove};

@@ -8,16 +8,16 @@ use parking_lot::Mutex;
 use tokio::process::Command;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::fleet::Fleet;
 use crate::plan::Fault;
 use crate::random::Random;
 use crate::run::ProveError;
+use crate::subject::Subject;
 
 /// How often each fault was made.
 pub(crate) type Counts = Arc<Mutex<BTreeMap<Fault, usize>>>;
 
 pub(crate) struct Nemesis {
-    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) subject: Subject,
     pub(crate) faults: Vec<Fault>,
     pub(crate) lease: Duration,
     pub(crate) restart_store: Option<String>,
@@ -28,7 +28,7 @@ pub(crate) struct Nemesis {
 }
 
 impl Nemesis {
-    /// Breaks until `end`. What a fault left broken is mended by [`Fleet::heal`].
+    /// Breaks until `end`. What a fault left broken is mended by [`Subject::heal`].
     pub(crate) async fn run(mut self, end: Instant) -> Result<(), ProveError> {
         while !self.faults.is_empty() {
             let pause = self.random.between(Duration::from_millis(50), Duration::from_millis(900));
@@ -37,7 +37,7 @@ impl Nemesis {
             }
             sleep(pause).await;
             let fault = *self.random.pick(&self.faults);
-            let number = self.random.below(self.fleet.count());
+            let number = self.random.below(self.subject.count());
             self.make(fault, number, end).await?;
             *self.counts.lock().entry(fault).or_default() += 1;
         }
@@ -53,15 +53,11 @@ impl Nemesis {
             .min(end.saturating_duration_since(Instant::now()));
         let short = self.random.between(Duration::from_millis(20), Duration::from_millis(300));
         match fault {
-            Fault::Kill => self.fleet.restart(number).await?,
-            Fault::Pause => {
-                self.fleet.stop(number).await;
-                sleep(long).await;
-                self.fleet.go_on(number).await;
-            }
+            Fault::Kill => self.subject.kill(number).await?,
+            Fault::Pause => self.subject.pause(number, long).await,
             Fault::RestartStore => self.restart_store().await?,
             Fault::Cut => {
-                let Some(network) = self.fleet.network(number) else { return Ok(()) };
+                let Some(network) = self.subject.network(number) else { return Ok(()) };
                 match self.random.below(3) {
                     0 => network.cut(),
                     1 => {
@@ -78,12 +74,12 @@ impl Nemesis {
                 }
             }
             Fault::LoseReply => {
-                let Some(network) = self.fleet.network(number) else { return Ok(()) };
+                let Some(network) = self.subject.network(number) else { return Ok(()) };
                 // Part of every key: whatever names an operation next.
                 network.lose_replies_to("prove-", 1 + self.random.below(3));
             }
             Fault::Slow => {
-                let Some(network) = self.fleet.network(number) else { return Ok(()) };
+                let Some(network) = self.subject.network(number) else { return Ok(()) };
                 if self.random.percent(50) {
                     network.delay(short);
                 } else {

@@ -30,6 +30,8 @@ pub struct Plan {
 pub enum Target {
     /// Gateways that are started, on one store, before a ledger of our own.
     Gateways(Gateways),
+    /// An inbox: each delivery is a process of its own, which is killed and stopped.
+    Inbox(Inbox),
     /// A server that is there: only its answers are judged, and only clients misbehave.
     Server {
         /// Its authority, such as `127.0.0.1:8080`.
@@ -60,6 +62,40 @@ pub struct Gateways {
     pub restart_store: Option<String>,
 }
 
+/// How messages are delivered to an inbox.
+#[derive(Clone, Debug)]
+pub struct Inbox {
+    /// The program `onlyonce`.
+    pub program: PathBuf,
+    /// What is done with each message.
+    pub work: Work,
+    /// The lease of [`Work::Exec`].
+    pub lease: Duration,
+    /// Where the database and the messages are.
+    pub folder: PathBuf,
+}
+
+/// What an inbox does with a new message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Work {
+    /// A statement, in the transaction of the record: exactly once.
+    #[default]
+    Sql,
+    /// A command: at least once, with one response for all.
+    Exec,
+}
+
+impl Work {
+    /// As it is written on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sql => "sql",
+            Self::Exec => "exec",
+        }
+    }
+}
+
 /// What is done with an operation whose outcome nobody knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -85,9 +121,9 @@ impl OnUnknown {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
-    /// `kill -9` of a gateway, and a new one in its place.
+    /// `kill -9` of a gateway, and a new one in its place; or of a process that delivers a message.
     Kill,
-    /// A gateway is stopped for longer than its lease, and goes on.
+    /// A gateway, or a process that delivers a message, is stopped for longer than its lease, and goes on.
     Pause,
     /// The store is restarted.
     RestartStore,
@@ -149,6 +185,9 @@ pub enum PlanError {
     /// Records in memory are gone with their process.
     #[error("records in memory do not outlive a gateway, and are not shared: name another store")]
     NotShared,
+    /// Of an inbox each delivery is a process, on a file.
+    #[error("{0} is of no use with an inbox: there are kill and pause")]
+    NotOfInbox(Fault),
     /// Against a server that is there nothing is broken but its clients.
     #[error("{0} is of use with gateways of our own alone")]
     NotOurs(Fault),
@@ -169,6 +208,14 @@ impl Plan {
                 None if self.callers == 0 => Err(PlanError::Nobody),
                 None => Ok(()),
             },
+            Target::Inbox(_) => {
+                let other = self.faults.iter().find(|fault| !matches!(fault, Fault::Kill | Fault::Pause));
+                match other {
+                    Some(fault) => Err(PlanError::NotOfInbox(*fault)),
+                    None if self.callers == 0 => Err(PlanError::Nobody),
+                    None => Ok(()),
+                }
+            }
             Target::Gateways(gateways) => {
                 if gateways.count == 0 || self.callers == 0 {
                     return Err(PlanError::Nobody);
@@ -252,6 +299,16 @@ mod tests {
         let server = Target::Server { authority: "h:1".into(), path: "/".into() };
         let there = Plan { target: server, ..plan("sqlite:a.db", &[Fault::Kill]) };
         assert_eq!(there.check(), Err(PlanError::NotOurs(Fault::Kill)));
+        let inbox = Inbox {
+            program: "onlyonce".into(),
+            work: Work::Sql,
+            lease: Duration::from_secs(2),
+            folder: ".".into(),
+        };
+        let inbox =
+            |faults: &[Fault]| Plan { target: Target::Inbox(inbox.clone()), ..plan("sqlite:a.db", faults) };
+        assert_eq!(inbox(&[Fault::Kill, Fault::Pause]).check(), Ok(()));
+        assert_eq!(inbox(&[Fault::Slow]).check(), Err(PlanError::NotOfInbox(Fault::Slow)));
     }
 
     #[test]

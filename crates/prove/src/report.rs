@@ -32,6 +32,8 @@ pub struct Report {
     pub faults: BTreeMap<Fault, usize>,
     /// What does not hold. Empty: everything holds.
     pub violations: Vec<Violation>,
+    /// Whether an inbox was put to the proof.
+    pub inbox: bool,
     /// The whole history of the first operations at fault, the shortest first.
     pub histories: Vec<OperationHistory>,
 }
@@ -64,6 +66,7 @@ impl Report {
         let at_fault: BTreeSet<_> = violations.iter().map(|violation| violation.operation).collect();
         let executions = history.executions.as_ref().map(Vec::len);
         let requests = history.events.len();
+        let inbox = history.kept.is_some();
         let mut of: BTreeMap<usize, OperationHistory> = at_fault
             .into_iter()
             .map(|operation| (operation, OperationHistory { operation, events: vec![], executions: vec![] }))
@@ -85,7 +88,18 @@ impl Report {
             its.events.sort_by_key(|event| event.began);
         }
         let seconds = took.as_secs_f64();
-        Self { seed, seconds, operations, requests, answers, executions, faults, violations, histories }
+        Self {
+            seed,
+            seconds,
+            operations,
+            requests,
+            answers,
+            executions,
+            faults,
+            violations,
+            inbox,
+            histories,
+        }
     }
 
     /// Whether everything holds.
@@ -110,7 +124,7 @@ impl Report {
         let _ = writeln!(text, "faults      {}", counted(faults));
         let answers = self.answers.iter().map(|(name, count)| (name.clone(), *count)).collect();
         let _ = writeln!(text, "answers     {}\n", counted(answers));
-        for rule in Rule::ALL {
+        for rule in Rule::ALL.into_iter().filter(|rule| self.inbox || !rule.is_of_inbox()) {
             let broken = self.violations.iter().filter(|violation| violation.rule == rule).count();
             let verdict = if broken == 0 { "holds".to_owned() } else { format!("BROKEN {broken} times") };
             let _ = writeln!(text, "{verdict:<18}{}", rule.promise());
@@ -126,10 +140,15 @@ impl Report {
             }
             for event in &its.events {
                 let (began, ended) = (event.began.as_secs_f64(), event.ended.as_secs_f64());
+                let to = match (self.inbox, event.gateway) {
+                    (true, 0) => "in bulk".to_owned(),
+                    (true, _) => "by itself".to_owned(),
+                    (false, gateway) => format!("to gateway {gateway}"),
+                };
                 let _ = writeln!(
                     text,
-                    "  {began:>9.3} s  {:?} to gateway {}, {ended:.3} s: {:?}",
-                    event.sent, event.gateway, event.answer
+                    "  {began:>9.3} s  {:?} {to}, {ended:.3} s: {:?}",
+                    event.sent, event.answer
                 );
             }
         }

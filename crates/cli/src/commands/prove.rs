@@ -4,10 +4,10 @@ use std::io::{Write, stderr, stdout};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use onlyonce_prove::plan::Gateways;
-use onlyonce_prove::{Fault, OnUnknown, Plan, ProveError, Report, Target};
+use onlyonce_prove::plan::{Gateways, Inbox};
+use onlyonce_prove::{Fault, OnUnknown, Plan, ProveError, Report, Target, Work};
 
 use super::units::duration;
 use crate::failure::Failure;
@@ -16,17 +16,18 @@ use crate::failure::Failure;
 ///
 /// Starts gateways of this program on one store, before an upstream that writes every execution down and has no uniqueness of
 /// its own; callers that retry as real ones do; and a nemesis. Then it heals, waits until all converges, and checks the
-/// history. All of it is on this machine, and ends with the command.
+/// history. All of it is on this machine, and ends with the command. With `--door inbox` each message is delivered three times
+/// and more by processes of `onlyonce inbox`, which are killed and stopped at any point.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Faults:
-  kill           kill -9 of a gateway, and a new one in its place
-  pause          a gateway is stopped for longer than its lease, and goes on
+  kill           kill -9 of a gateway, and a new one in its place; or of a process that delivers a message
+  pause          a gateway, or such a process, is stopped for longer than its lease, and goes on
   restart-store  the command of --restart-store-cmd
   cut            connections to the store break, or nothing passes for longer than a lease
   lose-reply     a change of the store is made, and its answer is lost
   slow           everything between a gateway and its store takes longer
-  The last three need a store behind a network. Without --faults: all that the store allows.
+  The last three need a store behind a network; an inbox has the first two. Without --faults: all that there are.
 
 Exit codes:
   0   every promise held
@@ -38,8 +39,16 @@ Exit codes:
 Examples:
   onlyonce prove --for 60s
   onlyonce prove --store postgres://localhost/test --faults kill,pause,cut,lose-reply --seed 7
+  onlyonce prove --door inbox --work exec
   onlyonce prove --target http://127.0.0.1:3000/charges --for 30s")]
 pub(crate) struct Prove {
+    /// What is put to the proof: gateways, or an inbox
+    #[arg(long, value_name = "DOOR", default_value = "gateway")]
+    door: Door,
+    /// What the inbox does with a message: a statement in the transaction of its record (exactly once), or a command (at
+    /// least once, with one response for all)
+    #[arg(long, value_name = "WORK", default_value = "sql")]
+    work: WorkArg,
     /// Where the gateways keep their records; by default a SQLite file that is removed afterwards
     #[arg(long, value_name = "URL", env = "ONLYONCE_PROVE_STORE", hide_env_values = true)]
     store: Option<String>,
@@ -72,11 +81,23 @@ pub(crate) struct Prove {
     restart_store_cmd: Option<String>,
     /// A server that is there, in place of gateways: callers alone misbehave, and its answers are judged. It must take
     /// JSON, and answer each execution with a body of its own
-    #[arg(long, value_name = "URL", conflicts_with_all = ["store", "faults", "gateways", "on_unknown", "lease", "restart_store_cmd"])]
+    #[arg(long, value_name = "URL", conflicts_with_all = ["door", "store", "faults", "gateways", "on_unknown", "lease", "restart_store_cmd"])]
     target: Option<http::Uri>,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Door {
+    Gateway,
+    Inbox,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum WorkArg {
+    Sql,
+    Exec,
 }
 
 impl Prove {
@@ -100,10 +121,16 @@ impl Prove {
             Some(seed) => seed,
             None => random_seed()?,
         };
+        let program = || std::env::current_exe().map_err(|error| Failure::io("this program", &error));
         let target = match &self.target {
             Some(url) => server(url)?,
+            None if self.door == Door::Inbox => {
+                self.refuse_what_is_no_inboxs()?;
+                let work = if self.work == WorkArg::Exec { Work::Exec } else { Work::Sql };
+                Target::Inbox(Inbox { program: program()?, work, lease: self.lease, folder })
+            }
             None => Target::Gateways(Gateways {
-                program: std::env::current_exe().map_err(|error| Failure::io("this program", &error))?,
+                program: program()?,
                 store: self.store.clone().unwrap_or_else(|| "sqlite:prove.db".into()),
                 count: self.gateways.into(),
                 lease: self.lease,
@@ -127,6 +154,20 @@ impl Prove {
         })
     }
 
+    fn refuse_what_is_no_inboxs(&self) -> Result<(), Failure> {
+        let of_gateways =
+            [("--store", self.store.is_some()), ("--restart-store-cmd", self.restart_store_cmd.is_some())];
+        match of_gateways.into_iter().find(|(_, given)| *given) {
+            Some((option, _)) => Err(Failure::Usage(format!(
+                "{option} is of no use with --door inbox: it makes a file of its own"
+            ))),
+            None if self.lease < Duration::from_secs(1) => {
+                Err(Failure::Usage("--lease of an inbox is a second or more".into()))
+            }
+            None => Ok(()),
+        }
+    }
+
     fn announce(&self, plan: &Plan) -> Result<(), Failure> {
         let names: Vec<_> = plan.faults.iter().map(|fault| fault.name()).collect();
         let faults =
@@ -134,6 +175,9 @@ impl Prove {
         let what = match &plan.target {
             Target::Server { authority, .. } => format!("{} callers of {authority}", plan.callers),
             Target::Gateways(gateways) => format!("{} callers of {} gateways", plan.callers, gateways.count),
+            Target::Inbox(inbox) => {
+                format!("{} senders to an inbox, with --{}", plan.callers, inbox.work.name())
+            }
         };
         writeln!(stderr(), "seed {}: {what} for {:?}; {faults}", plan.seed, plan.breaking)?;
         Ok(())

@@ -25,7 +25,8 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("onlyonce-gateway", &["onlyonce-core", "onlyonce-engine", "onlyonce-http"]),
     // Strangers to the product that they test.
     ("onlyonce-check", &[]),
-    ("onlyonce-prove", &[]),
+    // The driver alone, from the store: it reads what an inbox left in its file.
+    ("onlyonce-prove", &["onlyonce-store-sqlite"]),
     ("onlyonce", &["onlyonce-core", "onlyonce-engine", "onlyonce-http", STORES]),
     (
         "onlyonce-cli",
