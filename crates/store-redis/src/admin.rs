@@ -16,8 +16,8 @@ use redis::{Cmd, Value};
 
 use crate::claims::{Calls, Found};
 use crate::error::Fault;
-use crate::link::Request;
 use crate::node::Node;
+use crate::request::Request;
 use crate::row::{Done, HEAD_BYTES_MAX, Moment, NewRow, Row, Unreadable, whole_ms};
 use crate::store::RedisStore;
 

@@ -13,8 +13,9 @@ use onlyonce_core::{
 use redis::Value;
 
 use crate::error::Fault;
-use crate::link::{Link, Request};
+use crate::link::Link;
 use crate::names::Names;
+use crate::request::{Claim, Ending, Request};
 use crate::routes::{How, Routes};
 use crate::row::{Moment, NewRow, Row, names, reply_tail, whole_ms};
 use crate::scripts::{self, Text};
@@ -46,13 +47,10 @@ impl Calls<'_> {
     ) -> Result<ClaimOutcome, Fault> {
         let name = self.names.record(operation.id());
         let ttl_ms = self.ttl_without_reply_ms(request);
-        let fresh = new_row(operation, request, ttl_ms, 1).encode();
-        let mut set = redis::cmd("SET");
-        set.arg(&name).arg(fresh).arg("NX").arg("GET").arg("PX").arg(ttl_ms);
-        let mut pttl = redis::cmd("PTTL");
-        pttl.arg(&name);
+        let value = new_row(operation, request, ttl_ms, 1).encode();
+        let claim = Claim { name: name.clone(), value, ttl_ms };
         let how = self.confirmed(true);
-        let (answers, link) = self.routes.ask(name.as_bytes(), &Request::of([set, pttl]), how).await?;
+        let (answers, link) = self.routes.ask(name.as_bytes(), &Request::claim(claim), how).await?;
         let (value, pttl_ms) = match answers.as_slice() {
             [Value::Nil, _] => {
                 self.confirm_claim(&link, operation, request.token).await?;
@@ -182,21 +180,60 @@ impl Calls<'_> {
         operation: &Operation,
         completion: &Completion,
     ) -> Result<CompleteOutcome, Fault> {
+        match self.complete_own(operation, completion).await? {
+            Some(at_ms) => {
+                let origin = operation.origin().cloned();
+                Ok(CompleteOutcome::Stored(stored(completion, at_ms, origin)))
+            }
+            // A first try of the other way may have been carried out, if its answer was lost.
+            None => self.complete_any(operation, completion).await.map_err(|fault| {
+                let sent = fault.sent || fault.is_passing();
+                fault.with_sent(sent)
+            }),
+        }
+    }
+
+    /// The usual case, in one script with the completions of others: the record is as this owner's claim left it. On a
+    /// cluster keys of other slots cannot be in the same script. None: it is not so, and nothing was done.
+    pub(crate) async fn complete_own(
+        self,
+        operation: &Operation,
+        completion: &Completion,
+    ) -> Result<Option<i64>, Fault> {
+        let retention_ms = whole_ms(completion.retention);
+        if self.routes.is_cluster() || retention_ms == 0 {
+            return Ok(None);
+        }
+        let name = self.names.record(operation.id());
+        let [_, owner @ ..] = completed_row(operation, completion).owner();
+        let (mut all_names, mut reply) = (Vec::new(), Vec::new());
+        names(&mut all_names, operation.id(), operation.origin());
+        reply_tail(&mut reply, &completion.reply);
+        let status = completion.reply.status().to_be_bytes();
+        let ending = Ending { name: name.clone(), owner, names: all_names, status, reply, retention_ms };
+        let how = self.confirmed(true);
+        let request = Request::completion(ending);
+        let (answers, link) = self.routes.ask(name.as_bytes(), &request, how).await?;
+        match answers.as_slice() {
+            [Value::Int(at_ms)] => {
+                if how.replicated {
+                    confirm(&link, self.routes.options.min_replicas).await?;
+                }
+                Ok(Some(*at_ms))
+            }
+            [Value::Nil] => Ok(None),
+            _ => Err(Fault::strange("to completions")),
+        }
+    }
+
+    /// Whatever the record is.
+    async fn complete_any(
+        self,
+        operation: &Operation,
+        completion: &Completion,
+    ) -> Result<CompleteOutcome, Fault> {
         let token = completion.token;
-        let anew = NewRow {
-            state: b'C',
-            on_lease_end: OnLeaseEnd::Hold,
-            attempt: completion.attempt,
-            token,
-            fingerprint: *operation.fingerprint(),
-            ttl_ms: 0,
-            lease_ms: 0,
-            claimed_ms: 0,
-            created_ms: 0,
-            done: None,
-            id: operation.id(),
-            origin: operation.origin(),
-        };
+        let anew = completed_row(operation, completion);
         let (mut all_names, mut reply) = (Vec::new(), Vec::new());
         names(&mut all_names, operation.id(), operation.origin());
         reply_tail(&mut reply, &completion.reply);
@@ -204,21 +241,15 @@ impl Calls<'_> {
         let status = completion.reply.status().to_be_bytes();
         let touch: &[u8] = if self.routes.options.min_replicas > 0 { b"1" } else { b"0" };
         let args: [&[u8]; 6] = [retention.as_bytes(), &anew.owner(), &all_names, &status, &reply, touch];
-        let stored = |at_ms: i64, origin: Option<Origin>| StoredReply {
-            reply: completion.reply.clone(),
-            completed_at: from_unix_ms(at_ms),
-            expires_at: from_unix_ms(at_ms.saturating_add(whole_ms(completion.retention))),
-            remaining: completion.retention,
-            origin,
-        };
         let record = match self.owned(&scripts::COMPLETE, operation, &token, &args, true).await? {
             Owned::Done(answer) => {
                 return match answer.as_slice() {
                     [Value::Int(1), Value::Int(at_ms), Value::BulkString(origin)] => {
-                        Ok(CompleteOutcome::Stored(stored(*at_ms, origin_of(origin)?)))
+                        Ok(CompleteOutcome::Stored(stored(completion, *at_ms, origin_of(origin)?)))
                     }
                     [Value::Int(2), Value::Int(at_ms)] => {
-                        Ok(CompleteOutcome::StoredAnew(stored(*at_ms, operation.origin().cloned())))
+                        let origin = operation.origin().cloned();
+                        Ok(CompleteOutcome::StoredAnew(stored(completion, *at_ms, origin)))
                     }
                     _ => Err(Fault::strange("to a completion")),
                 };
@@ -400,6 +431,34 @@ fn new_row<'a>(operation: &'a Operation, request: &ClaimRequest, ttl_ms: i64, at
         done: None,
         id: operation.id(),
         origin: operation.origin(),
+    }
+}
+
+/// What a completion writes where its own record is gone.
+fn completed_row<'a>(operation: &'a Operation, completion: &Completion) -> NewRow<'a> {
+    NewRow {
+        state: b'C',
+        on_lease_end: OnLeaseEnd::Hold,
+        attempt: completion.attempt,
+        token: completion.token,
+        fingerprint: *operation.fingerprint(),
+        ttl_ms: 0,
+        lease_ms: 0,
+        claimed_ms: 0,
+        created_ms: 0,
+        done: None,
+        id: operation.id(),
+        origin: operation.origin(),
+    }
+}
+
+fn stored(completion: &Completion, at_ms: i64, origin: Option<Origin>) -> StoredReply {
+    StoredReply {
+        reply: completion.reply.clone(),
+        completed_at: from_unix_ms(at_ms),
+        expires_at: from_unix_ms(at_ms.saturating_add(whole_ms(completion.retention))),
+        remaining: completion.retention,
+        origin,
     }
 }
 

@@ -12,10 +12,10 @@ use tokio::time::timeout;
 
 use crate::clock_ms;
 use crate::error::Fault;
-use crate::link::Request;
 use crate::names::SLOTS;
 use crate::node::Node;
 use crate::open::{Address, Options};
+use crate::request::Request;
 
 /// The map is not asked for more often than this.
 const REFRESH_PAUSE_MS: u64 = 50;

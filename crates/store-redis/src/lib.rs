@@ -12,7 +12,9 @@
 //! A claim is ONE atomic command, `SET key value NX GET PX ttl`, with `PTTL` behind it. Whatever changes a record after
 //! that is a script that compares the owner's token first. All time is the server's: a value keeps the time to live it was
 //! given and its lease, so what is left of the one tells what is left of the other. Any number of callers share one
-//! connection, and what they ask at the same moment goes out in one write.
+//! connection, and what they ask while others are under way goes out in one write, its completions as one script (on a
+//! cluster, where the keys of a script must be in one slot, as one each). 4096 claims may wait, and as many calls of owners; past
+//! it they fail with [`Overloaded`](onlyonce_core::StoreErrorKind::Overloaded).
 //!
 //! # Keys
 //! `idem:<key>` in the empty scope, else `idem@<32 hex of SHA-256(scope)>:<key>`; the prefix is an option. Scope and key are
@@ -46,15 +48,18 @@
 //!   its owner need is tried out when the store is opened.
 
 mod admin;
+mod batch;
 mod claims;
 mod cluster;
 mod error;
 mod fitness;
+mod lanes;
 mod link;
 mod names;
 mod node;
 mod once;
 mod open;
+mod request;
 mod routes;
 mod row;
 mod scripts;

@@ -1,82 +1,41 @@
 //! One checked connection to one server.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use onlyonce_core::StoreErrorKind;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
-use redis::{AsyncConnectionConfig, Cmd, Pipeline, ServerErrorKind, Value};
+use redis::{AsyncConnectionConfig, ServerErrorKind, Value};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use crate::clock_ms;
 use crate::error::Fault;
 use crate::fitness::{self, Fitness};
+use crate::lanes::{Health, Lanes};
 use crate::open::{Address, Options};
-use crate::scripts::Text;
+use crate::request::Request;
 
-/// Commands that wait for the driver; past it callers wait for room.
-const PIPELINE_MAX: usize = 1024;
-
-/// Commands that are sent together, with one answer each.
-pub(crate) struct Request<'a> {
-    pipeline: Pipeline,
-    count: usize,
-    script: Option<&'a str>,
-}
-
-impl<'a> Request<'a> {
-    pub(crate) fn of(commands: impl IntoIterator<Item = Cmd>) -> Self {
-        let mut pipeline = Pipeline::new();
-        let mut count = 0;
-        for command in commands {
-            pipeline.add_command(command);
-            count += 1;
-        }
-        Self { pipeline, count, script: None }
-    }
-
-    /// A script with its keys and arguments.
-    pub(crate) fn script(text: &'static Text, keys: &[&[u8]], args: &[&[u8]]) -> Self {
-        Self::code(text.hash(), text.code, keys, args)
-    }
-
-    /// A script by its hash and code.
-    pub(crate) fn code(hash: &str, code: &'a str, keys: &[&[u8]], args: &[&[u8]]) -> Self {
-        let mut command = redis::cmd("EVALSHA");
-        command.arg(hash).arg(keys.len()).arg(keys).arg(args);
-        Self { script: Some(code), ..Self::of([command]) }
-    }
-
-    /// The same, each command allowed on a slot that the server is about to take over.
-    fn asking(&self) -> (Pipeline, usize) {
-        let mut pipeline = Pipeline::new();
-        for command in self.pipeline.cmd_iter() {
-            pipeline.cmd("ASKING").add_command(command.clone());
-        }
-        (pipeline, self.count * 2)
-    }
-}
+/// Callers who wait for replicas; past it they wait for room.
+const CONFIRM_MAX: usize = 1024;
 
 /// A connection that was checked when it was made, and serves any number of callers at once.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) fitness: Fitness,
     address: Address,
-    calm: MultiplexedConnection,
+    connection: MultiplexedConnection,
+    calm: Lanes,
     replicated: Option<Replicated>,
     timeout: Duration,
-    broken: AtomicBool,
-    last_answer_ms: AtomicU64,
+    health: Arc<Health>,
 }
 
 /// A second connection, for writes that replicas must confirm: WAIT counts the writes of its own connection alone, and
 /// holds back whatever is sent behind it, renewals too.
 #[derive(Debug)]
 struct Replicated {
-    connection: MultiplexedConnection,
+    lanes: Lanes,
     confirm: mpsc::Sender<oneshot::Sender<Result<i64, Fault>>>,
     task: AbortHandle,
 }
@@ -92,20 +51,25 @@ impl Link {
     pub(crate) async fn open(options: &Options, address: &Address) -> Result<Arc<Self>, Fault> {
         let client = options.client(address)?;
         let open = async {
-            let mut calm = connect(&client).await?;
-            let fitness = fitness::check(&mut calm, options, address).await?;
+            let mut connection = connect(&client).await?;
+            let fitness = fitness::check(&mut connection, options, address).await?;
+            let health = Health::new();
             let replicated = match options.min_replicas {
                 0 => None,
-                replicas => Some(Replicated::start(connect(&client).await?, replicas, options)),
+                replicas => {
+                    let connection = connect(&client).await?;
+                    let lanes = Lanes::start(&connection, &health, fitness.durability, options.timeout);
+                    Some(Replicated::start(connection, lanes, replicas, options))
+                }
             };
             Ok(Self {
-                fitness,
                 address: address.clone(),
-                calm,
+                calm: Lanes::start(&connection, &health, fitness.durability, options.timeout),
+                connection,
+                fitness,
                 replicated,
                 timeout: options.timeout,
-                broken: AtomicBool::new(false),
-                last_answer_ms: AtomicU64::new(clock_ms()),
+                health,
             })
         };
         match timeout(options.connect_timeout, open).await {
@@ -137,42 +101,11 @@ impl Link {
     }
 
     async fn send(&self, request: &Request<'_>, replicated: bool, asking: bool) -> Result<Vec<Value>, Fault> {
-        let connection = match &self.replicated {
-            Some(its) if replicated => &its.connection,
+        let lanes = match &self.replicated {
+            Some(its) if replicated => &its.lanes,
             _ => &self.calm,
         };
-        let mut connection = connection.clone();
-        let answered = if asking {
-            let (pipeline, count) = request.asking();
-            let all = self.bounded(connection.req_packed_commands(&pipeline, 0, count)).await?;
-            // Every second one is the answer to ASKING.
-            all.into_iter().skip(1).step_by(2).collect()
-        } else {
-            self.bounded(connection.req_packed_commands(&request.pipeline, 0, request.count)).await?
-        };
-        if answered.len() != request.count {
-            self.give_up();
-            return Err(Fault::strange("another number of answers than of commands"));
-        }
-        Ok(answered)
-    }
-
-    async fn bounded<T>(&self, call: impl Future<Output = redis::RedisResult<T>>) -> Result<T, Fault> {
-        match timeout(self.timeout, call).await {
-            Ok(Ok(answer)) => {
-                self.last_answer_ms.store(clock_ms(), Ordering::Relaxed);
-                Ok(answer)
-            }
-            Ok(Err(error)) => {
-                self.give_up();
-                Err(Fault::lost(error))
-            }
-            Err(_) => {
-                self.give_up();
-                let why = format!("no answer within {:?}", self.timeout);
-                Err(Fault::new(StoreErrorKind::Timeout, why).with_sent(true))
-            }
-        }
+        lanes.ask(&request.what, asking).await
     }
 
     /// Waits until enough replicas have what was written on this link so far, and says how many have.
@@ -199,7 +132,7 @@ impl Link {
 
     /// Whether the server is still what it was found to be.
     pub(crate) async fn check_again(&self, options: &Options) -> Result<(), Fault> {
-        let mut connection = self.calm.clone();
+        let mut connection = self.connection.clone();
         match timeout(self.timeout, fitness::check(&mut connection, options, &self.address)).await {
             Ok(checked) => checked.map(|_| ()),
             Err(_) => Err(Fault::new(StoreErrorKind::Timeout, "no answer to INFO")),
@@ -208,30 +141,25 @@ impl Link {
 
     /// How long ago it answered last, in ms.
     pub(crate) fn silent_ms(&self) -> u64 {
-        clock_ms().saturating_sub(self.last_answer_ms.load(Ordering::Relaxed))
+        self.health.silent_ms()
     }
 
     /// Marks it as not to be used again.
     pub(crate) fn give_up(&self) {
-        self.broken.store(true, Ordering::Release);
+        self.health.give_up();
     }
 
     pub(crate) fn is_broken(&self) -> bool {
-        self.broken.load(Ordering::Acquire)
+        self.health.is_broken()
     }
 }
 
 impl Replicated {
-    fn start(connection: MultiplexedConnection, replicas: u32, options: &Options) -> Self {
-        let (confirm, asked) = mpsc::channel(PIPELINE_MAX);
-        let task = tokio::spawn(confirm_all(
-            connection.clone(),
-            asked,
-            replicas,
-            options.replica_timeout,
-            options.timeout,
-        ));
-        Self { connection, confirm, task: task.abort_handle() }
+    fn start(connection: MultiplexedConnection, lanes: Lanes, replicas: u32, options: &Options) -> Self {
+        let (confirm, asked) = mpsc::channel(CONFIRM_MAX);
+        let task =
+            tokio::spawn(confirm_all(connection, asked, replicas, options.replica_timeout, options.timeout));
+        Self { lanes, confirm, task: task.abort_handle() }
     }
 }
 
@@ -248,7 +176,7 @@ async fn confirm_all(
     // 0 would wait for ever.
     wait.arg(replicas).arg(u64::try_from(patience.as_millis()).unwrap_or(u64::MAX).max(1));
     let mut waiting = Vec::new();
-    while asked.recv_many(&mut waiting, PIPELINE_MAX).await > 0 {
+    while asked.recv_many(&mut waiting, CONFIRM_MAX).await > 0 {
         let outcome = match timeout(patience + slack, connection.req_packed_command(&wait)).await {
             Ok(Ok(Value::Int(replicas))) => Ok(replicas),
             Ok(Ok(Value::ServerError(error))) => Err(Fault::refused(&error)),
@@ -265,10 +193,7 @@ async fn confirm_all(
 
 async fn connect(client: &redis::Client) -> Result<MultiplexedConnection, Fault> {
     // Time is bounded here, not in the driver: its defaults are 1 s to connect and 500 ms for an answer.
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(None)
-        .set_response_timeout(None)
-        .set_pipeline_buffer_size(PIPELINE_MAX);
+    let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
     client.get_multiplexed_async_connection_with_config(&config).await.map_err(Fault::unreachable)
 }
 

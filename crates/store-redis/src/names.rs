@@ -1,7 +1,5 @@
 //! What a record is called, and which slot of a cluster it is in.
 
-use std::fmt::Write;
-
 use onlyonce_core::{OperationId, StoreError, StoreErrorKind};
 use sha2::{Digest, Sha256};
 
@@ -46,7 +44,9 @@ impl Names {
         if !scope.is_empty() {
             name.push('@');
             for byte in &Sha256::digest(scope)[..16] {
-                let _ = write!(name, "{byte:02x}");
+                name.extend(
+                    [byte >> 4, byte & 15].map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)])),
+                );
             }
         }
         name.push(':');

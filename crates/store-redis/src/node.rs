@@ -11,8 +11,9 @@ use tokio::time::timeout;
 
 use crate::clock_ms;
 use crate::error::Fault;
-use crate::link::{Link, Request};
+use crate::link::Link;
 use crate::open::{Address, Kind, Options};
+use crate::request::Request;
 
 /// After a failed attempt to connect, callers are told the same for so long.
 const PAUSE_MS: u64 = 20;

@@ -12,8 +12,9 @@ use redis::{Script, Value};
 
 use crate::claims::{Calls, Found, confirm, found, one_array};
 use crate::error::Fault;
-use crate::link::{Link, Request};
+use crate::link::Link;
 use crate::names::slot;
+use crate::request::Request;
 use crate::routes::How;
 use crate::row::{NewRow, names, reply_tail, whole_ms};
 use crate::store::RedisStore;

@@ -11,10 +11,11 @@ use tokio::time::{Instant, sleep};
 use crate::cluster::{Cluster, Redirect};
 use crate::error::Fault;
 use crate::fitness::Durability;
-use crate::link::{Link, Request};
+use crate::link::Link;
 use crate::names::slot;
 use crate::node::Node;
 use crate::open::{Kind, Options};
+use crate::request::Request;
 
 /// How a request may be treated on its way.
 #[derive(Clone, Copy, Debug, Default)]

@@ -31,6 +31,8 @@ macro_rules! owner {
 pub(crate) static LOOK: LazyLock<Text> = LazyLock::new(|| Text::new(include_str!("lua/look.lua")));
 pub(crate) static SWAP: LazyLock<Text> = LazyLock::new(|| Text::new(include_str!("lua/swap.lua")));
 pub(crate) static TOUCH: LazyLock<Text> = LazyLock::new(|| Text::new(include_str!("lua/touch.lua")));
+pub(crate) static COMPLETE_MANY: LazyLock<Text> =
+    LazyLock::new(|| Text::new(include_str!("lua/complete_many.lua")));
 pub(crate) static COMPLETE: LazyLock<Text> = LazyLock::new(|| Text::new(owner!("lua/complete.lua")));
 pub(crate) static RENEW: LazyLock<Text> = LazyLock::new(|| Text::new(owner!("lua/renew.lua")));
 pub(crate) static MARK: LazyLock<Text> = LazyLock::new(|| Text::new(owner!("lua/mark.lua")));

@@ -178,9 +178,12 @@ async fn try_out(calls: Calls<'_>) -> Result<(), Fault> {
     if calls.release(&operation, token).await? != ReleaseOutcome::Applied {
         return Err(Fault::strange("a claim cannot be released"));
     }
+    let completion = Completion { token, attempt: 1, reply: Reply::ok("self-test"), retention: second };
+    if calls.complete_own(&operation, &completion).await?.is_some() {
+        return Err(Fault::strange("a released claim is still there"));
+    }
     // Kept for no time: nothing is left of the test.
-    let completion =
-        Completion { token, attempt: 1, reply: Reply::ok("self-test"), retention: Duration::ZERO };
+    let completion = Completion { retention: Duration::ZERO, ..completion };
     match calls.complete(&operation, &completion).await? {
         CompleteOutcome::StoredAnew(_) => Ok(()),
         _ => Err(Fault::strange("a released key is not free")),
