@@ -20,7 +20,8 @@
 //! is then dropped may be held; only its caller knows whether it asks again with the same token, so its caller
 //! releases it (the engine does).
 //!
-//! [`Turns`] are for the transactional mode, which is not batched: of each process one alone waits for an operation.
+//! [`Turns`] and [`Tries`] are for the transactional mode, which is not batched: of each process one alone waits for an
+//! operation, and a transaction that others went before is run again.
 //!
 //! [`StoreErrorKind::Overloaded`]: onlyonce_core::StoreErrorKind::Overloaded
 
@@ -28,9 +29,11 @@ mod backend;
 mod batcher;
 mod job;
 mod queue;
+mod tries;
 mod turns;
 
 pub use backend::{Answer, Answers, Backend, Fault};
 pub use batcher::{Batcher, Counters, Limits};
 pub use job::{Ask, Job};
+pub use tries::Tries;
 pub use turns::{Turn, Turns};
