@@ -10,19 +10,20 @@ use onlyonce_core::{
 use tokio::time::timeout;
 
 use crate::error::Fault;
+use crate::functions::{self, ANOTHER_STORE, CLAIM_GONE};
 use crate::link::{Cells, Link, Value};
 use crate::row::{Micros, PLAIN_COLUMNS, Row, lock_number, micros, stored};
 use crate::schema::Place;
-use crate::session::SYNCHRONOUS;
 
 /// The statements of the transactional mode.
 ///
 /// What they look for they find by its place (`ctid`), which a transaction's own row keeps, or by a unique index as it
 /// inserts: under SERIALIZABLE a search would be a read of a whole page of keys, and each neighbour's insert a conflict.
+/// The usual ones are [`functions`]; the others are parsed and planned each time.
 #[derive(Debug)]
 pub(crate) struct Inside {
     table: String,
-    begin: String,
+    store_id: String,
     claim: String,
     read: String,
     put: String,
@@ -41,13 +42,20 @@ pub(crate) struct Right {
 /// What to do once the claim is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Then {
+    /// Leave the transaction as it was, whatever was answered: it is the caller's to go on with.
     Nothing,
-    /// Begin what a definitive failure takes back.
+    /// Begin what a definitive failure takes back. Where there is no work to do the transaction is taken back whole.
     Work,
 }
 
+/// Before and after what may fail in a transaction that is to go on.
+const SAVE: &str = "SAVEPOINT onlyonce_claim";
+const RELEASE: &str = "RELEASE SAVEPOINT onlyonce_claim";
+
 /// Takes back what was done since the claim, and with it the claim's own settings.
 const UNDO: &str = "ROLLBACK TO SAVEPOINT onlyonce_claim; RELEASE SAVEPOINT onlyonce_claim";
+
+const SAVE_WORK: &str = "SAVEPOINT onlyonce_work";
 
 /// Takes back what the work did.
 pub(crate) const UNDO_WORK: &str = "ROLLBACK TO SAVEPOINT onlyonce_work";
@@ -55,48 +63,48 @@ pub(crate) const UNDO_WORK: &str = "ROLLBACK TO SAVEPOINT onlyonce_work";
 const LOCK: &str = "SELECT pg_advisory_xact_lock($1)";
 
 impl Then {
-    // The settings stay for the rest of the transaction unless they are set back before the savepoint goes.
-    fn end(self) -> &'static str {
+    // Around the usual claim, which waits for nobody and sets its settings back by itself.
+    fn around(self) -> (&'static str, &'static str) {
         match self {
-            Self::Nothing => {
-                "SELECT set_config('lock_timeout', current_setting('onlyonce.lock_timeout'), true); \
-                 RELEASE SAVEPOINT onlyonce_claim"
-            }
-            Self::Work => {
-                "SELECT set_config('lock_timeout', current_setting('onlyonce.lock_timeout'), true); \
-                 RELEASE SAVEPOINT onlyonce_claim; SAVEPOINT onlyonce_work"
-            }
+            Self::Nothing => (SAVE, RELEASE),
+            Self::Work => ("", SAVE_WORK),
+        }
+    }
+
+    // Before what waits. Zero would be without end.
+    fn begin_waiting(wait: Duration) -> String {
+        format!(
+            "{SAVE}; SELECT set_config('onlyonce.lock_timeout', current_setting('lock_timeout'), true), \
+             set_config('lock_timeout', '{}ms', true)",
+            milliseconds(wait)
+        )
+    }
+
+    // The settings stay for the rest of the transaction unless they are set back before the savepoint goes.
+    fn end_waiting(self) -> String {
+        let end = format!(
+            "SELECT set_config('lock_timeout', current_setting('onlyonce.lock_timeout'), true); {RELEASE}"
+        );
+        match self {
+            Self::Nothing => end,
+            Self::Work => format!("{end}; {SAVE_WORK}"),
         }
     }
 }
 
 impl Inside {
     pub(crate) fn new(place: &Place, store_id: [u8; 16]) -> Self {
-        let (table, meta) = (place.keys(), place.meta());
-        let id: String = store_id.iter().map(|byte| format!("{byte:02x}")).collect();
+        let table = place.keys();
         Self {
-            // A database without this store's row fails by the division. One statement: each costs its parsing.
-            begin: format!(
-                "SAVEPOINT onlyonce_claim; \
-                 SELECT 1 / (SELECT count(*) FROM {meta} WHERE store_id = '{id}'), \
-                    set_config('synchronous_commit', {SYNCHRONOUS}, true), \
-                    set_config('onlyonce.lock_timeout', current_setting('lock_timeout'), true), \
-                    set_config('lock_timeout', '"
-            ),
-            claim: format!(
-                "INSERT INTO {table} AS t (scope, key, request_hash, status, locked_until, created_at, claimed_at, token,
-                    attempt, on_lease_end, origin)
-                 SELECT $1, $2, $3, 'in_progress', clock_timestamp(), clock_timestamp(), clock_timestamp(),
-                    encode($4, 'hex')::uuid, 1, 'hold', $5
-                 WHERE pg_try_advisory_xact_lock($6) ON CONFLICT (scope, key) DO NOTHING RETURNING t.ctid::text"
-            ),
+            store_id: hex(&store_id),
+            claim: functions::call_claim(place),
             read: format!("SELECT {PLAIN_COLUMNS} FROM {table} AS t WHERE t.scope = $1 AND t.key = $2"),
             put: format!(
                 "INSERT INTO {table} AS t (scope, key, request_hash, status, locked_until, created_at, claimed_at, token,
                     attempt, on_lease_end, origin)
                  VALUES ($1, $2, $3, 'in_progress', clock_timestamp(),
                     coalesce(timestamptz 'epoch' + $6 * interval '1 microsecond', clock_timestamp()), clock_timestamp(),
-                    encode($4, 'hex')::uuid, $7, 'hold', $5)
+                    $4::uuid, $7, 'hold', $5)
                  ON CONFLICT (scope, key) DO UPDATE SET request_hash = excluded.request_hash, status = excluded.status,
                     response_code = NULL, response_headers = NULL, response_body = NULL,
                     locked_until = excluded.locked_until, created_at = excluded.created_at,
@@ -104,14 +112,7 @@ impl Inside {
                     attempt = excluded.attempt, on_lease_end = excluded.on_lease_end, origin = excluded.origin
                  RETURNING t.ctid::text"
             ),
-            complete: format!(
-                "UPDATE {table} AS t SET status = 'completed', response_code = $3::int4, response_headers = $4,
-                    response_body = $5, completed_at = clock_timestamp(),
-                    expires_at = clock_timestamp() + $6 * interval '1 microsecond'
-                 WHERE t.ctid = $1::tid AND t.token = encode($2, 'hex')::uuid AND t.status IN ('in_progress', 'unknown')
-                 RETURNING (extract(epoch FROM t.completed_at) * 1000000)::int8,
-                    (extract(epoch FROM t.expires_at) * 1000000)::int8"
-            ),
+            complete: functions::call_complete(place),
             table,
         }
     }
@@ -138,12 +139,14 @@ impl Inside {
             Err(fault) if fault.breaks_connection() => return Err(fault),
             Err(fault) => fault,
         };
-        // Where the caller's transaction had failed before there is no savepoint: the first fault tells more.
-        let _ = timeout(patience, link.script(UNDO)).await;
+        if then == Then::Nothing {
+            // Where the caller's transaction had failed before there is no savepoint: the first fault tells more.
+            let _ = timeout(patience, link.script(UNDO)).await;
+        }
         match fault.code() {
             _ if fault.is_conflict() => Ok(TxClaim::RetryTransaction),
             _ if onlyonce_batch::Fault::is_lock_wait(&fault) => Ok(TxClaim::busy()),
-            Some("22012" | "42P01" | "3F000" | "42703") => Err(Fault::new(
+            Some(ANOTHER_STORE | "42883" | "42P01" | "3F000" | "42703") => Err(Fault::new(
                 StoreErrorKind::Unfit,
                 "the connection is to another database than the store's",
             )),
@@ -151,37 +154,59 @@ impl Inside {
         }
     }
 
-    /// Stores the reply; `before` is run first.
-    pub(crate) async fn complete<L: Link>(
-        &self,
-        link: &mut L,
-        before: &str,
-        right: &Right,
-        operation: &Operation,
-        reply: &Reply,
+    /// What stores the reply.
+    pub(crate) fn completion<'a>(
+        &'a self,
+        right: &'a Right,
+        reply: &'a Reply,
         retention: Duration,
+    ) -> Completion<'a> {
+        let (head, token) = (reply.encode_head(), hex(right.token.as_bytes()));
+        Completion { statement: &self.complete, right, reply, retention, head, token }
+    }
+}
+
+/// One completion: a statement and its values.
+#[derive(Debug)]
+pub(crate) struct Completion<'a> {
+    pub(crate) statement: &'a str,
+    right: &'a Right,
+    reply: &'a Reply,
+    retention: Duration,
+    head: Vec<u8>,
+    token: String,
+}
+
+impl Completion<'_> {
+    pub(crate) fn values(&self) -> [Value<'_>; 6] {
+        [
+            Value::Text(&self.right.place),
+            Value::Text(&self.token),
+            Value::Int(self.reply.status().into()),
+            Value::Bytes(&self.head),
+            Value::Bytes(self.reply.body()),
+            Value::Int(micros(self.retention)),
+        ]
+    }
+
+    /// What its answer says.
+    pub(crate) fn answered<R: Cells>(
+        &self,
+        rows: Result<Vec<R>, Fault>,
+        operation: &Operation,
     ) -> Result<StoredReply, Fault> {
-        if !before.is_empty() {
-            // Alone: outside of a transaction what is sent behind a script that fails would be done all the same.
-            link.script(before).await?;
-        }
-        let head = reply.encode_head();
-        let values = [
-            Value::Text(&right.place),
-            Value::Bytes(right.token.as_bytes()),
-            Value::Int(reply.status().into()),
-            Value::Bytes(&head),
-            Value::Bytes(reply.body()),
-            Value::Int(micros(retention)),
-        ];
-        let rows = link.ask("", &self.complete, &values, "").await?;
-        let time = |row: &L::Row, column| row.int(column).flatten().map(Micros);
-        let times = rows.first().map(|row| time(row, 0).zip(time(row, 1)));
-        match times {
-            Some(Some((completed, expires))) => Ok(stored(reply, completed, expires, operation.origin())),
-            Some(None) => Err(Fault::internal("a completion without its times")),
-            None => Err(Fault::new(StoreErrorKind::Conflict, "the transaction of the claim was rolled back")),
-        }
+        let rows = match rows {
+            Err(fault) if fault.code() == Some(CLAIM_GONE) => {
+                return Err(Fault::new(
+                    StoreErrorKind::Conflict,
+                    "the transaction of the claim was rolled back",
+                ));
+            }
+            rows => rows?,
+        };
+        let moment = rows.first().and_then(|row| row.int(0)).flatten().map(Micros);
+        let completed = moment.ok_or_else(|| Fault::internal("a completion without its time"))?;
+        Ok(stored(self.reply, completed, completed.plus(self.retention), operation.origin()))
     }
 }
 
@@ -203,11 +228,12 @@ impl Claim<'_> {
         let started = SystemClock.boot();
         let token = fresh_token()?;
         // The usual case: a new key, which nobody has. Waits for nobody.
-        if let Some(right) = self.insert(link, &self.begin(self.options.wait), token, then.end()).await? {
+        if let Some(right) = self.insert(link, token, self.options.wait, then.around()).await? {
             return Ok(TxClaim::Acquired(right));
         }
         // A stored reply is given whoever holds the lock.
-        let found = self.read(link).await?;
+        let around = if then == Then::Nothing { (SAVE, RELEASE) } else { ("", "") };
+        let found = self.read(link, around).await?;
         if let Decision::Answer(answer) = self.decide(found.as_ref(), token) {
             return Ok(TxClaim::of(answer, |lease| Right {
                 token,
@@ -218,25 +244,26 @@ impl Claim<'_> {
         // Whoever waits at the server for this process waits for all of it.
         let Some(_turn) = turns.take(self.lock, self.options.wait).await else { return Ok(TxClaim::busy()) };
         let waited = SystemClock.boot().saturating_sub(started);
-        let begin = self.begin(self.options.wait.saturating_sub(waited));
+        let left = self.options.wait.saturating_sub(waited);
+        let (begin, end) = (Then::begin_waiting(left), then.end_waiting());
         link.ask(&begin, LOCK, &[Value::Int(self.lock)], "").await?;
         // From here on nobody changes the record. Each statement sees what was committed before it, or fails: under
         // REPEATABLE READ the insert meets what the snapshot is too old for.
-        if let Some(right) = self.insert(link, "", token, "").await? {
-            link.script(then.end()).await?;
+        if let Some(right) = self.insert(link, token, left, ("", "")).await? {
+            link.script(&end).await?;
             return Ok(TxClaim::Acquired(right));
         }
-        let found = self.read(link).await?;
+        let found = self.read(link, ("", "")).await?;
         let (attempt, how) = match self.decide(found.as_ref(), token) {
             Decision::Acquire { attempt, how } => (attempt, how),
             Decision::Answer(answer) => {
-                link.script(then.end()).await?;
+                link.script(&end).await?;
                 let right = |_| Right { token, attempt: 0, place: String::new() };
                 return Ok(TxClaim::of(answer, right));
             }
         };
         let created = found.filter(|_| how != Acquire::Fresh).map(|row| row.created.0);
-        let place = self.put(link, token, attempt, created, then).await?;
+        let place = self.put(link, token, attempt, created, &end).await?;
         Ok(TxClaim::Acquired(Right { token, attempt, place }))
     }
 
@@ -245,35 +272,33 @@ impl Claim<'_> {
         decide(record, self.operation.fingerprint(), &self.options.request(token))
     }
 
-    fn begin(&self, wait: Duration) -> String {
-        // Zero would be without end.
-        format!("{}{}ms', true)", self.of.begin, wait.as_millis().clamp(1, i32::MAX as u128))
-    }
-
     async fn insert<L: Link>(
         &self,
         link: &mut L,
-        before: &str,
         token: LeaseToken,
-        after: &str,
+        wait: Duration,
+        (before, after): (&str, &str),
     ) -> Result<Option<Right>, Fault> {
-        let hash = self.operation.fingerprint().to_string();
+        let (hash, token_hex) = (self.operation.fingerprint().to_string(), hex(token.as_bytes()));
         let values = [
+            Value::Text(&self.of.store_id),
+            Value::Int(milliseconds(wait)),
+            Value::Int(self.lock),
             Value::Text(self.operation.scope().as_str()),
             Value::Text(self.operation.key().as_str()),
             Value::Text(&hash),
-            Value::Bytes(token.as_bytes()),
+            Value::Text(&token_hex),
             Value::MaybeText(self.operation.origin().map(Origin::as_str)),
-            Value::Int(self.lock),
         ];
         let rows = link.ask(before, &self.of.claim, &values, after).await?;
-        rows.first().map(|row| Ok(Right { token, attempt: 1, place: place(row)? })).transpose()
+        let place = rows.first().and_then(|row| row.text(0)).ok_or_else(no_place)?;
+        Ok(place.map(|place| Right { token, attempt: 1, place: place.to_owned() }))
     }
 
-    async fn read<L: Link>(&self, link: &mut L) -> Result<Option<Row>, Fault> {
+    async fn read<L: Link>(&self, link: &mut L, (before, after): (&str, &str)) -> Result<Option<Row>, Fault> {
         let values =
             [Value::Text(self.operation.scope().as_str()), Value::Text(self.operation.key().as_str())];
-        let rows = link.ask("", &self.of.read, &values, "").await?;
+        let rows = link.ask(before, &self.of.read, &values, after).await?;
         rows.first().map(Row::read_plain).transpose()
     }
 
@@ -283,25 +308,38 @@ impl Claim<'_> {
         token: LeaseToken,
         attempt: u32,
         created: Option<i64>,
-        then: Then,
+        after: &str,
     ) -> Result<String, Fault> {
-        let hash = self.operation.fingerprint().to_string();
+        let (hash, token) = (self.operation.fingerprint().to_string(), hex(token.as_bytes()));
         let values = [
             Value::Text(self.operation.scope().as_str()),
             Value::Text(self.operation.key().as_str()),
             Value::Text(&hash),
-            Value::Bytes(token.as_bytes()),
+            Value::Text(&token),
             Value::MaybeText(self.operation.origin().map(Origin::as_str)),
             Value::MaybeInt(created),
             Value::Int(attempt.into()),
         ];
-        let rows = link.ask("", &self.of.put, &values, then.end()).await?;
-        place(rows.first().ok_or_else(|| Fault::internal("a record that was just written is not there"))?)
+        let rows = link.ask("", &self.of.put, &values, after).await?;
+        rows.first().and_then(|row| row.text(0)).flatten().map(str::to_owned).ok_or_else(no_place)
     }
 }
 
-fn place(row: &impl Cells) -> Result<String, Fault> {
-    row.text(0).flatten().map(str::to_owned).ok_or_else(|| Fault::internal("a row without its place"))
+fn no_place() -> Fault {
+    Fault::internal("a row without its place")
+}
+
+// Zero would be without end.
+fn milliseconds(wait: Duration) -> i64 {
+    wait.as_millis().clamp(1, i32::MAX as u128) as i64
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 fn fresh_token() -> Result<LeaseToken, Fault> {

@@ -47,6 +47,7 @@ mod batch;
 mod claims;
 mod columns;
 mod error;
+mod functions;
 mod inside;
 mod link;
 mod open;

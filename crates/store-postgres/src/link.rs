@@ -1,6 +1,8 @@
 //! What a transaction of the caller's is asked, whichever driver it is of.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::mem::ManuallyDrop;
+use std::task::Poll;
 
 use tokio_postgres::Transaction;
 use tokio_postgres::types::{ToSql, Type};
@@ -25,6 +27,20 @@ pub(crate) trait Link: Send {
         values: &[Value<'_>],
         after: &str,
     ) -> impl Future<Output = Result<Vec<Self::Row>, Fault>> + Send;
+}
+
+/// A transaction that is ended here, and not by its caller.
+pub(crate) trait Ending: Link + Sized {
+    /// Runs a statement and commits, at once where the driver can. When the statement fails nothing is committed; a fault is
+    /// ambiguous where the answer to the COMMIT was lost.
+    fn ask_and_commit(
+        self,
+        statement: &str,
+        values: &[Value<'_>],
+    ) -> impl Future<Output = Result<Vec<Self::Row>, Fault>> + Send;
+
+    /// Takes everything back. Where even that fails the connection is gone, and the server takes it back.
+    fn take_back(self) -> impl Future<Output = ()> + Send;
 }
 
 /// A parameter, of the few types that every driver has.
@@ -81,6 +97,41 @@ impl Link for Transaction<'_> {
             }
         }
         Ok(rows)
+    }
+}
+
+impl Ending for Transaction<'_> {
+    async fn ask_and_commit(
+        self,
+        statement: &str,
+        values: &[Value<'_>],
+    ) -> Result<Vec<tokio_postgres::Row>, Fault> {
+        let values: Vec<_> = values.iter().map(typed).collect();
+        // Once both are sent it is over, however it ends: nothing is to be sent after them.
+        let tx = ManuallyDrop::new(self);
+        let mut asks: Exchange<'_> = Box::pin(tx.query_typed(statement, &values));
+        let at_once = poll_fn(|context| Poll::Ready(asks.as_mut().poll(context))).await;
+        let Poll::Ready(unsent) = at_once else {
+            let commits = Box::pin(async {
+                tx.batch_execute("COMMIT").await?;
+                Ok(Vec::new())
+            });
+            let mut answers = in_order(vec![asks, commits]).await.into_iter();
+            let (rows, committed) = (answers.next().transpose(), answers.next().transpose());
+            let rows = rows.and_then(|rows| committed.map(|_| rows.unwrap_or_default()));
+            return rows.map_err(|error| Fault::from(error).in_commit());
+        };
+        // Not even sent: a COMMIT would be of the rest alone.
+        drop(asks);
+        ManuallyDrop::into_inner(tx).take_back().await;
+        match unsent {
+            Err(error) => Err(Fault::from(error).before_sending()),
+            Ok(_) => Err(Fault::internal("an answer before its question")),
+        }
+    }
+
+    async fn take_back(self) {
+        let _ = self.rollback().await;
     }
 }
 

@@ -7,11 +7,12 @@ use onlyonce_core::operation::NAME_BYTES_MAX;
 use tokio_postgres::types::Type;
 
 use crate::error::Fault;
+use crate::functions;
 use crate::row::lock_number;
 use crate::session::{Call, Part, Session, Sql};
 
 /// The version that this release writes. Each release reads the neighbouring ones, so changes are additive.
-const VERSION: i64 = 2;
+const VERSION: i64 = 3;
 /// The oldest release that may use tables of [`VERSION`].
 const MIN_READER_VERSION: i64 = 1;
 
@@ -173,9 +174,14 @@ pub(crate) async fn prepare(mut session: Session<'_>, place: &Place) -> Result<[
             place.meta()
         ),
     );
-    let rows = session.run(&[Call::new(&opened, vec![&VERSION, &MIN_READER_VERSION])], Part::End).await?;
+    let rows = session.run(&[Call::new(&opened, vec![&VERSION, &MIN_READER_VERSION])], Part::Middle).await?;
     let id: &[u8] = first(&rows)?.try_get(0)?;
-    id.try_into().map_err(|_| Fault::internal("the name of a store is not 16 bytes"))
+    let id = id.try_into().map_err(|_| Fault::internal("the name of a store is not 16 bytes"))?;
+    // Version 3: the tables are those of 2.
+    let made = functions::prepare(&mut session, place, id, from <= VERSION).await;
+    made.map_err(|fault| may_not_create(fault, &place.quoted()))?;
+    session.run(&[], Part::End).await?;
+    Ok(id)
 }
 
 fn migration_lock(place: &Place) -> i64 {
@@ -189,7 +195,7 @@ fn may_not_create(fault: Fault, schema: &str) -> Fault {
         StoreErrorKind::Unfit => Fault::new(
             StoreErrorKind::Unfit,
             format!(
-                "the tables cannot be made: {}. Let a user who may create tables in the schema {schema} start it once",
+                "the tables cannot be made: {}. Let a user who may create tables and functions in the schema {schema} start it once",
                 fault.detail()
             ),
         )

@@ -89,14 +89,16 @@ impl Connections {
     }
 }
 
-/// `synchronous_commit`, raised where it is weaker and never lowered.
-pub(crate) const SYNCHRONOUS: &str =
-    "CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
-    THEN 'on' ELSE current_setting('synchronous_commit') END";
+/// Whether `synchronous_commit` is weaker than it must be. It is raised to `on` then, and never lowered.
+pub(crate) const SYNCHRONOUS_WEAK: &str =
+    "current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')";
 
 /// The settings as one statement: for a transaction when `local`, else for the life of the connection.
 pub(crate) fn settings(local: bool, patience: Duration) -> String {
-    let mut sql = format!("SELECT set_config('synchronous_commit', {SYNCHRONOUS}, {local})");
+    let mut sql = format!(
+        "SELECT set_config('synchronous_commit', CASE WHEN {SYNCHRONOUS_WEAK} THEN 'on'
+            ELSE current_setting('synchronous_commit') END, {local})"
+    );
     let milliseconds = |time: Duration| format!("{}ms", time.as_millis().max(1));
     for (name, value) in [
         ("lock_timeout", milliseconds(LOCK_PATIENCE).as_str()),

@@ -1,14 +1,14 @@
 //! The transactional mode on connections of sqlx.
 
+use onlyonce_batch::Tries;
 use onlyonce_core::{OnceOutcome, Operation, Reply, StoreError, TxFailure, TxOptions, TxStep};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, Row};
 
 use crate::error::Fault;
-use crate::inside::Then;
-use crate::link::{Cells, Link, Value};
+use crate::link::{Cells, Ending, Link, Value};
 use crate::store::PostgresStore;
-use crate::transaction::{InTransaction, Pause, TRIES, Tried, went_first};
+use crate::transaction::{InTransaction, not_begun, without_work};
 
 /// A transaction of sqlx.
 type Transaction<'c> = sqlx::Transaction<'c, Postgres>;
@@ -20,59 +20,52 @@ impl PostgresStore {
     /// Those of [`PostgresStore::once`].
     ///
     /// # Cost
-    /// Four round trips beside those of the transaction itself and of the work: sqlx sends one statement at a time.
-    pub async fn once_sqlx(
-        &self,
-        connection: &mut PgConnection,
+    /// Three round trips beside those of the transaction itself and of the work: sqlx sends one statement at a time.
+    pub fn once_sqlx<'a, W>(
+        &'a self,
+        connection: &'a mut PgConnection,
         operation: &Operation,
-        work: impl AsyncFnMut(&mut Transaction<'_>) -> Result<Reply, TxFailure>,
-    ) -> Result<OnceOutcome, StoreError> {
-        self.once_sqlx_with(connection, operation, &TxOptions::default(), work).await
+        work: W,
+    ) -> impl Future<Output = Result<OnceOutcome, StoreError>> + use<'a, W>
+    where
+        W: AsyncFnMut(&mut Transaction<'_>) -> Result<Reply, TxFailure> + 'a,
+    {
+        self.once_sqlx_with(connection, operation, &TxOptions::default(), work)
     }
 
     /// [`PostgresStore::once_sqlx`] with options.
     ///
     /// # Errors
     /// Those of [`PostgresStore::once`].
-    pub async fn once_sqlx_with(
-        &self,
-        connection: &mut PgConnection,
+    pub fn once_sqlx_with<'a, W>(
+        &'a self,
+        connection: &'a mut PgConnection,
         operation: &Operation,
         options: &TxOptions,
-        mut work: impl AsyncFnMut(&mut Transaction<'_>) -> Result<Reply, TxFailure>,
-    ) -> Result<OnceOutcome, StoreError> {
-        let mut pause = Pause::default();
-        for _ in 0..TRIES {
-            let begun = connection.begin().await;
-            let mut tx = begun.map_err(|error| Fault::from(error).before_sending().into_error("once"))?;
-            let tried =
-                match self.claim_inside(&mut tx, operation, options, Then::Work).await.map(TxStep::from) {
+        mut work: W,
+    ) -> impl Future<Output = Result<OnceOutcome, StoreError>> + use<'a, W>
+    where
+        W: AsyncFnMut(&mut Transaction<'_>) -> Result<Reply, TxFailure> + 'a,
+    {
+        let (operation, options) = (operation.clone(), *options);
+        async move {
+            let mut tries = Tries::default();
+            while tries.next().await {
+                let begun = connection.begin().await;
+                let mut tx = begun.map_err(|error| not_begun(Fault::from(error)))?;
+                let ended = match self.step(&mut tx, &operation, &options).await {
                     Ok(TxStep::Work(claim)) => {
                         let done = work(&mut tx).await;
-                        claim.end(&mut tx, done).await
+                        claim.end(tx, done).await
                     }
-                    Ok(TxStep::Answer(outcome)) => Ok(Tried::Answered(outcome)),
-                    Ok(TxStep::Retry) => Ok(Tried::Again),
-                    Err(fault) => Err(fault),
+                    step => without_work(tx, step).await,
                 };
-            let finished = match tried {
-                Ok(Tried::Ran(pending)) => match tx.commit().await {
-                    Ok(()) => return Ok(OnceOutcome::Ran(pending.after_commit())),
-                    Err(error) => Err(Fault::from(error).in_commit()),
-                },
-                other => {
-                    // Where even that fails the connection is gone, and the server takes it back.
-                    let _ = tx.rollback().await;
-                    other
+                if let Some(outcome) = ended? {
+                    return Ok(outcome);
                 }
-            };
-            match finished {
-                Ok(Tried::Answered(outcome)) => return Ok(outcome),
-                Err(fault) if !fault.is_conflict() => return Err(fault.into_error("once")),
-                Ok(Tried::Ran(_) | Tried::Again) | Err(_) => pause.wait().await,
             }
+            Err(Tries::used_up("once"))
         }
-        Err(went_first())
     }
 }
 
@@ -96,6 +89,25 @@ impl Link for Transaction<'_> {
         after: &str,
     ) -> Result<Vec<PgRow>, Fault> {
         ask(self, before, statement, values, after).await
+    }
+}
+
+impl Ending for Transaction<'_> {
+    async fn ask_and_commit(mut self, statement: &str, values: &[Value<'_>]) -> Result<Vec<PgRow>, Fault> {
+        match ask(&mut self, "", statement, values, "").await {
+            Ok(rows) => match self.commit().await {
+                Ok(()) => Ok(rows),
+                Err(error) => Err(Fault::from(error).in_commit()),
+            },
+            Err(fault) => {
+                self.take_back().await;
+                Err(fault)
+            }
+        }
+    }
+
+    async fn take_back(self) {
+        let _ = self.rollback().await;
     }
 }
 

@@ -5,15 +5,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use onlyonce_batch::Tries;
 use onlyonce_core::{
-    OnceOutcome, Operation, Pending, Reply, StoreError, StoreErrorKind, StoredReply, TxClaim as Claimed,
-    TxFailure, TxOptions, TxStep,
+    OnceOutcome, Operation, Pending, Reply, StoreError, StoredReply, TxClaim as Claimed, TxFailure,
+    TxOptions, TxStep,
 };
 use tokio_postgres::{Client, Transaction};
 
 use crate::error::{Fault, is_conflict};
 use crate::inside::{Inside, Right, Then, UNDO_WORK};
-use crate::link::Link;
+use crate::link::{Ending, Link};
 use crate::store::PostgresStore;
 
 /// What a claim inside a transaction of PostgreSQL is answered.
@@ -38,9 +39,6 @@ pub struct TransactionClaim {
     right: Right,
     retention: Duration,
 }
-
-/// How often a transaction that others went before is run.
-pub(crate) const TRIES: u32 = 10;
 
 impl PostgresStore {
     /// Claims `operation` inside a transaction of the caller's own connection to the store's database.
@@ -88,68 +86,66 @@ impl PostgresStore {
     /// The transaction is rolled back before the connection is used again, unless its COMMIT was sent.
     ///
     /// # Cost
-    /// Two round trips beside those of the transaction itself and of the work.
-    pub async fn once(
-        &self,
-        client: &mut Client,
+    /// One round trip beside those of the transaction itself and of the work.
+    pub fn once<'a, W>(
+        &'a self,
+        client: &'a mut Client,
         operation: &Operation,
-        work: impl AsyncFnMut(&mut Transaction<'_>) -> Result<Reply, TxFailure>,
-    ) -> Result<OnceOutcome, StoreError> {
-        self.once_with(client, operation, &TxOptions::default(), work).await
+        work: W,
+    ) -> impl Future<Output = Result<OnceOutcome, StoreError>> + use<'a, W>
+    where
+        W: AsyncFnMut(&mut Transaction<'_>) -> Result<Reply, TxFailure> + 'a,
+    {
+        self.once_with(client, operation, &TxOptions::default(), work)
     }
 
     /// [`PostgresStore::once`] with options.
     ///
     /// # Errors
     /// Those of [`PostgresStore::once`].
-    pub async fn once_with(
-        &self,
-        client: &mut Client,
+    pub fn once_with<'a, W>(
+        &'a self,
+        client: &'a mut Client,
         operation: &Operation,
         options: &TxOptions,
-        mut work: impl AsyncFnMut(&mut Transaction<'_>) -> Result<Reply, TxFailure>,
-    ) -> Result<OnceOutcome, StoreError> {
-        let mut pause = Pause::default();
-        for _ in 0..TRIES {
-            let begun = client.transaction().await;
-            let mut tx = begun.map_err(|error| Fault::from(error).before_sending().into_error("once"))?;
-            let finished = match self.try_once(&mut tx, operation, options, &mut work).await {
-                Ok(Tried::Ran(pending)) => match tx.commit().await {
-                    Ok(()) => return Ok(OnceOutcome::Ran(pending.after_commit())),
-                    Err(error) => Err(Fault::from(error).in_commit()),
-                },
-                other => {
-                    // Where even that fails the connection is gone, and the server takes it back.
-                    let _ = tx.rollback().await;
-                    other
+        mut work: W,
+    ) -> impl Future<Output = Result<OnceOutcome, StoreError>> + use<'a, W>
+    where
+        W: AsyncFnMut(&mut Transaction<'_>) -> Result<Reply, TxFailure> + 'a,
+    {
+        // A future that borrowed them would not be known to be Send next to a closure that lends.
+        let (operation, options) = (operation.clone(), *options);
+        async move {
+            let mut tries = Tries::default();
+            while tries.next().await {
+                let begun = client.transaction().await;
+                let mut tx = begun.map_err(|error| not_begun(Fault::from(error)))?;
+                let ended = match self.step(&mut tx, &operation, &options).await {
+                    Ok(TxStep::Work(claim)) => {
+                        let done = work(&mut tx).await;
+                        claim.end(tx, done).await
+                    }
+                    step => without_work(tx, step).await,
+                };
+                if let Some(outcome) = ended? {
+                    return Ok(outcome);
                 }
-            };
-            match finished {
-                Ok(Tried::Answered(outcome)) => return Ok(outcome),
-                Err(fault) if !fault.is_conflict() => return Err(fault.into_error("once")),
-                Ok(Tried::Ran(_) | Tried::Again) | Err(_) => pause.wait().await,
             }
+            Err(Tries::used_up("once"))
         }
-        Err(went_first())
     }
 
-    async fn try_once(
+    /// The claim of a closure form.
+    pub(crate) async fn step<T: InTransaction>(
         &self,
-        tx: &mut Transaction<'_>,
+        tx: &mut T,
         operation: &Operation,
         options: &TxOptions,
-        work: &mut impl AsyncFnMut(&mut Transaction<'_>) -> Result<Reply, TxFailure>,
-    ) -> Result<Tried, Fault> {
-        let claim = match self.claim_inside(tx, operation, options, Then::Work).await?.into() {
-            TxStep::Work(claim) => claim,
-            TxStep::Answer(outcome) => return Ok(Tried::Answered(outcome)),
-            TxStep::Retry => return Ok(Tried::Again),
-        };
-        let done = work(tx).await;
-        claim.end(tx, done).await
+    ) -> Result<TxStep<TransactionClaim>, Fault> {
+        self.claim_inside(tx, operation, options, Then::Work).await.map(TxStep::from)
     }
 
-    pub(crate) async fn claim_inside<T: InTransaction>(
+    async fn claim_inside<T: InTransaction>(
         &self,
         tx: &mut T,
         operation: &Operation,
@@ -195,71 +191,62 @@ impl TransactionClaim {
         tx: &mut T,
         reply: Reply,
     ) -> Result<Pending<StoredReply>, StoreError> {
-        let completed = self.complete_inside(tx, "", &reply).await;
+        let completion = self.inside.completion(&self.right, &reply, self.retention);
+        let rows = tx.ask("", completion.statement, &completion.values(), "").await;
+        let completed = completion.answered(rows, &self.operation);
         completed.map(Pending::new).map_err(|fault| fault.into_error("complete"))
     }
 
-    /// Ends a closure form after its work. What stands is in the savepoint of the work, as its own writes are.
-    pub(crate) async fn end<T: InTransaction>(
+    /// Ends a closure form after its work. What stands is in the savepoint of the work, as its own writes are. `None`:
+    /// another transaction went first, and all is taken back.
+    pub(crate) async fn end<T: Ending>(
         self,
-        tx: &mut T,
+        mut tx: T,
         done: Result<Reply, TxFailure>,
-    ) -> Result<Tried, Fault> {
-        let (before, reply) = match done {
-            Ok(reply) => ("", reply),
-            Err(TxFailure::Definitive(reply)) => (UNDO_WORK, reply),
-            Err(TxFailure::Transient(cause)) if is_conflict(&*cause) => return Ok(Tried::Again),
-            Err(TxFailure::Transient(cause)) => return Ok(Tried::Answered(OnceOutcome::Transient(cause))),
+    ) -> Result<Option<OnceOutcome>, StoreError> {
+        let reply = match done {
+            Ok(reply) => reply,
+            Err(TxFailure::Definitive(reply)) => {
+                // Alone: were the transaction over, what is sent behind it would be done all the same.
+                if let Err(fault) = tx.script(UNDO_WORK).await {
+                    return without_work(tx, Err(fault)).await;
+                }
+                reply
+            }
+            Err(TxFailure::Transient(cause)) => {
+                tx.take_back().await;
+                let again = is_conflict(&*cause);
+                return Ok((!again).then_some(OnceOutcome::Transient(cause)));
+            }
         };
-        match self.complete_inside(tx, before, &reply).await {
-            Ok(stored) => Ok(Tried::Ran(Pending::new(stored))),
+        let completion = self.inside.completion(&self.right, &reply, self.retention);
+        let rows = tx.ask_and_commit(completion.statement, &completion.values()).await;
+        match completion.answered(rows, &self.operation) {
+            Ok(stored) => Ok(Some(OnceOutcome::Ran(stored))),
             // The server said so: another transaction went first.
-            Err(fault) if fault.code().is_some() => Err(fault),
+            Err(fault) if fault.is_conflict() && fault.code().is_some() => Ok(None),
             // The work ended the transaction: to run it again would do twice what it committed.
-            Err(fault) if fault.is_conflict() => Err(fault.for_good()),
-            Err(fault) => Err(fault),
+            Err(fault) if fault.is_conflict() => Err(fault.for_good().into_error("once")),
+            Err(fault) => Err(fault.into_error("once")),
         }
     }
+}
 
-    async fn complete_inside<T: InTransaction>(
-        &self,
-        tx: &mut T,
-        before: &str,
-        reply: &Reply,
-    ) -> Result<StoredReply, Fault> {
-        self.inside.complete(tx, before, &self.right, &self.operation, reply, self.retention).await
+/// Ends a closure form that has no work to do.
+pub(crate) async fn without_work<T: Ending>(
+    tx: T,
+    step: Result<TxStep<TransactionClaim>, Fault>,
+) -> Result<Option<OnceOutcome>, StoreError> {
+    tx.take_back().await;
+    match step {
+        Ok(TxStep::Answer(outcome)) => Ok(Some(outcome)),
+        Ok(TxStep::Retry | TxStep::Work(_)) => Ok(None),
+        Err(fault) if fault.is_conflict() => Ok(None),
+        Err(fault) => Err(fault.into_error("once")),
     }
 }
 
-/// How far one try came.
-pub(crate) enum Tried {
-    Ran(Pending<StoredReply>),
-    Answered(OnceOutcome),
-    Again,
-}
-
-/// Between two tries.
-#[derive(Debug)]
-pub(crate) struct Pause(Duration);
-
-impl Default for Pause {
-    fn default() -> Self {
-        Self(Duration::from_millis(2))
-    }
-}
-
-impl Pause {
-    // Those that met once do not meet again at the same moment.
-    pub(crate) async fn wait(&mut self) {
-        let mut part = [0];
-        let _ = getrandom::fill(&mut part);
-        tokio::time::sleep(self.0.mul_f64(f64::from(part[0]) / 255.0 + 0.5)).await;
-        self.0 = (self.0 * 2).min(Duration::from_millis(200));
-    }
-}
-
-/// The error of a closure form whose tries are used up.
-pub(crate) fn went_first() -> StoreError {
-    StoreError::new(StoreErrorKind::Conflict, "once")
-        .with_detail(format!("other transactions went first {TRIES} times"))
+/// The error of a transaction that could not be begun.
+pub(crate) fn not_begun(fault: Fault) -> StoreError {
+    fault.before_sending().into_error("once")
 }

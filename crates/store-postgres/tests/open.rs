@@ -19,7 +19,7 @@ async fn ten_instances_that_start_at_once_make_one_set_of_tables() {
     }
     let tables = "select count(*) from pg_class where relname like 'idempotency%' and relkind = 'r'";
     assert_eq!(place.psql(tables).await, "3");
-    assert_eq!(place.psql("select schema_version, min_reader_version from idempotency_meta").await, "2|1");
+    assert_eq!(place.psql("select schema_version, min_reader_version from idempotency_meta").await, "3|1");
     assert_eq!(place.psql("select count(*) from idempotency_keys").await, "10");
 }
 

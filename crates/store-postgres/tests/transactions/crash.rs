@@ -128,7 +128,7 @@ async fn a_lost_reply_of_the_commit_is_ambiguous_and_a_retry_gets_the_reply() {
     }
     assert_eq!(network.lost_replies(), 5);
     // Before the commit nothing is ambiguous.
-    for (needle, key) in [("SAVEPOINT onlyonce_claim", "claim"), ("insert into orders", "work")] {
+    for (needle, key) in [("idempotency_claim", "claim"), ("insert into orders", "work")] {
         let mut client = crate::client(&url).await;
         network.lose_reply_to(needle);
         match shop.order(&mut client, &op(key)).await {

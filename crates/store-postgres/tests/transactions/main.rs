@@ -8,6 +8,7 @@ mod crash;
 mod isolation;
 mod on_sqlx;
 mod outcomes;
+mod surroundings;
 mod waiting;
 
 use std::time::Duration;
