@@ -1,5 +1,6 @@
 //! How a batch is run: each kind of operation by itself, the usual case first.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -21,7 +22,7 @@ const CLAIM_PATIENCE: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(crate) struct Backend {
     pub(crate) pool: Pool,
-    pub(crate) tables: Tables,
+    pub(crate) tables: Arc<Tables>,
     /// Told by the tables themselves, so that a connection to another server is noticed.
     pub(crate) store_id: [u8; 16],
     /// Whether a statement fails at once where it would wait for a lock. Where the server knows no such thing, every

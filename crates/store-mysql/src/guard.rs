@@ -104,7 +104,9 @@ impl Transaction<'_> {
     }
 
     pub(crate) async fn run(&mut self, sql: &str) -> Result<(), Fault> {
-        self.change(sql).await.map(drop)
+        self.check().await?;
+        let done = self.tx.query_drop(sql).await;
+        self.noted(done)
     }
 
     /// Also in a transaction that is over: of the session, not of it.
@@ -112,18 +114,22 @@ impl Transaction<'_> {
         self.tx.query_drop(sql).await.map_err(Fault::from)
     }
 
-    /// Runs a statement and answers how many rows it changed.
-    pub(crate) async fn change(&mut self, sql: &str) -> Result<u64, Fault> {
+    /// Sends statements at once and answers the rows of each. The first that fails ends it; what came before it stays done.
+    pub(crate) async fn script(&mut self, statements: &[String]) -> Result<Vec<Vec<Row>>, Fault> {
         self.check().await?;
-        let done = self.tx.query_drop(sql).await;
-        self.noted(done)?;
-        Ok(self.tx.affected_rows())
-    }
-
-    pub(crate) async fn rows(&mut self, sql: String) -> Result<Vec<Row>, Fault> {
-        self.check().await?;
-        let rows = self.tx.query(sql).await;
-        self.noted(rows)
+        let (text, count) = (statements.join(";\n"), statements.len());
+        let tx = &mut self.tx;
+        let done = async {
+            let mut result = tx.query_iter(text).await?;
+            let mut sets = Vec::with_capacity(count);
+            for _ in 0..count {
+                sets.push(result.collect().await?);
+            }
+            result.drop_result().await?;
+            Ok(sets)
+        };
+        let done = done.await;
+        self.noted(done)
     }
 
     fn noted<T>(&mut self, done: Result<T, Error>) -> Result<T, Fault> {

@@ -137,7 +137,7 @@ impl Options {
         let packet_max = server.packet_max;
         let mut limits = self.limits;
         limits.batch_bytes_max = limits.batch_bytes_max.min(packet_max / 4);
-        let backend = Backend { pool, tables, store_id, nowait, packet_max };
+        let backend = Backend { pool, tables: Arc::new(tables), store_id, nowait, packet_max };
         let batcher = Batcher::start(backend, limits);
         Ok(MysqlStore::new(Arc::new(batcher), location, server.hazard()))
     }

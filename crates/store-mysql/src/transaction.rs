@@ -6,17 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mysql_async::{Conn, TxOpts};
+use onlyonce_batch::Tries;
 use onlyonce_core::{
     Acquire, Clock, Decision, LeaseToken, OnLeaseEnd, OnceOutcome, Operation, Origin, Pending, Reply,
     StoreError, StoreErrorKind, StoredReply, SystemClock, TxFailure, TxOptions, TxStep, decide,
 };
 
+use crate::backend::Backend;
 use crate::claims::{NOT_COMPLETED, push_ids};
 use crate::error::Fault;
 use crate::guard::Transaction;
 use crate::row::{AT_US, Done, NOW_ANYWHERE, Row, cells, columns, policy_text, us, us_of};
 use crate::schema::Tables;
-use crate::session::wait_for_locks;
 use crate::sql::Sql;
 use crate::store::MysqlStore;
 
@@ -37,8 +38,16 @@ pub struct TransactionClaim {
     retention: Duration,
 }
 
-/// How often a transaction that met others in deadlocks is run.
-const TRIES: u32 = 10;
+/// What to do once the claim is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    Nothing,
+    /// Begin what a definitive failure takes back.
+    Work,
+}
+
+const SAVE_WORK: &str = "SAVEPOINT onlyonce_work";
+const UNDO_WORK: &str = "ROLLBACK TO SAVEPOINT onlyonce_work";
 
 impl MysqlStore {
     /// Begins a transaction on the caller's own connection, under the isolation that its session has. The handle guards it:
@@ -67,14 +76,14 @@ impl MysqlStore {
     /// Dropped in the middle, the driver closes the connection and the server rolls back.
     ///
     /// # Cost
-    /// Four or five round trips.
+    /// One round trip; two where a record that was there is taken.
     pub async fn claim_in(
         &self,
         tx: &mut Transaction<'_>,
         operation: &Operation,
         options: &TxOptions,
     ) -> Result<TxClaim, StoreError> {
-        let claimed = self.claim_inside(tx, operation, options).await;
+        let claimed = self.claim_inside(tx, operation, options, Then::Nothing).await;
         claimed.map_err(|fault| fault.into_error("claim"))
     }
 
@@ -93,7 +102,7 @@ impl MysqlStore {
     /// The transaction is rolled back before the connection is used again, unless its COMMIT was sent.
     ///
     /// # Cost
-    /// Eight round trips beside the work's own, one synced commit.
+    /// Two round trips beside those of the transaction itself and of the work, one synced commit.
     pub fn once<'a, W>(
         &'a self,
         conn: &'a mut Conn,
@@ -132,8 +141,8 @@ impl MysqlStore {
         options: &TxOptions,
         work: &mut impl AsyncFnMut(&mut Transaction<'_>) -> Result<Reply, TxFailure>,
     ) -> Result<OnceOutcome, StoreError> {
-        let mut pause = Duration::from_millis(2);
-        for _ in 0..TRIES {
+        let mut tries = Tries::default();
+        while tries.next().await {
             let mut tx = self.begin(conn).await?;
             let done = self.try_once(&mut tx, operation, options, work).await;
             let finished = match done {
@@ -154,14 +163,8 @@ impl MysqlStore {
                 }
                 Ok(Tried::Ran(_) | Tried::Again) | Err(_) => {}
             }
-            // Those that met once do not meet again at the same moment.
-            let mut part = [0];
-            let _ = getrandom::fill(&mut part);
-            tokio::time::sleep(pause.mul_f64(f64::from(part[0]) / 255.0 + 0.5)).await;
-            pause = (pause * 2).min(Duration::from_millis(200));
         }
-        Err(StoreError::new(StoreErrorKind::Conflict, "once")
-            .with_detail(format!("the transaction met others in a deadlock {TRIES} times")))
+        Err(Tries::used_up("once"))
     }
 
     async fn try_once(
@@ -171,12 +174,11 @@ impl MysqlStore {
         options: &TxOptions,
         work: &mut impl AsyncFnMut(&mut Transaction<'_>) -> Result<Reply, TxFailure>,
     ) -> Result<Tried, Fault> {
-        let claim = match self.claim_inside(tx, operation, options).await?.into() {
+        let claim = match self.claim_inside(tx, operation, options, Then::Work).await?.into() {
             TxStep::Work(claim) => claim,
             TxStep::Answer(outcome) => return Ok(Tried::Answered(outcome)),
             TxStep::Retry => return Ok(Tried::Again),
         };
-        tx.run("SAVEPOINT onlyonce_work").await?;
         let done = work(tx).await;
         if tx.met_a_deadlock() {
             return Ok(Tried::Again);
@@ -185,7 +187,7 @@ impl MysqlStore {
             Ok(reply) => reply,
             Err(TxFailure::Transient(cause)) => return Ok(Tried::Answered(OnceOutcome::Transient(cause))),
             Err(TxFailure::Definitive(reply)) => {
-                tx.run("ROLLBACK TO SAVEPOINT onlyonce_work").await?;
+                tx.run(UNDO_WORK).await?;
                 reply
             }
         };
@@ -203,6 +205,7 @@ impl MysqlStore {
         tx: &mut Transaction<'_>,
         operation: &Operation,
         options: &TxOptions,
+        then: Then,
     ) -> Result<TxClaim, Fault> {
         let backend = self.backend();
         let began = SystemClock.boot();
@@ -210,67 +213,38 @@ impl MysqlStore {
         let Some(_turn) = self.turns().take(operation.id().clone(), options.wait).await else {
             return Ok(TxClaim::busy());
         };
-        let patience = self.check_server(tx).await?;
         let wait = options.wait.saturating_sub(SystemClock.boot().saturating_sub(began));
-        let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
-        let seconds = u32::try_from(seconds).unwrap_or(u32::MAX).min(3600);
-        tx.run(&wait_for_locks(seconds)).await?;
-        let taken = take(tx, &backend.tables, operation).await;
-        if !tx.is_broken() {
-            tx.run_always(&wait_for_locks(patience)).await?;
-        }
-        let (token, row) = match taken {
+        let (token, row) = match take(tx, backend, operation, wait, then).await {
             Ok(taken) => taken,
             Err(_) if tx.met_a_deadlock() => return Ok(TxClaim::RetryTransaction),
             // The statement alone was taken back, unless `innodb_rollback_on_timeout` says more: then the next one is refused.
-            Err(fault) if fault.is_lock_wait() => {
-                return Ok(TxClaim::busy());
-            }
+            Err(fault) if fault.is_lock_wait() => return Ok(TxClaim::busy()),
             Err(fault) => return Err(fault),
         };
         let right = |attempt| TransactionClaim {
-            tables: Arc::new(backend.tables.clone()),
+            tables: Arc::clone(&backend.tables),
             operation: operation.clone(),
             token,
             attempt,
             retention: options.retention,
         };
-        let acquired = |attempt| TxClaim::Acquired(right(attempt));
         if *row.record.state.token() == token {
-            return Ok(acquired(row.record.attempt));
+            return Ok(TxClaim::Acquired(right(row.record.attempt)));
         }
         match decide(Some(&row.record), operation.fingerprint(), &options.request(token)) {
             Decision::Acquire { attempt, how } => {
-                match put(tx, &backend.tables, operation, &row, token, attempt, how).await {
-                    Ok(()) => Ok(acquired(attempt)),
+                let mut statements = vec![put(&backend.tables, operation, &row, token, attempt, how)];
+                if then == Then::Work {
+                    // Anew: the work's does not hold the claim.
+                    statements.push(SAVE_WORK.into());
+                }
+                match tx.script(&statements).await {
+                    Ok(_) => Ok(TxClaim::Acquired(right(attempt))),
                     Err(_) if tx.met_a_deadlock() => Ok(TxClaim::RetryTransaction),
                     Err(fault) => Err(fault),
                 }
             }
             Decision::Answer(answer) => Ok(TxClaim::of(answer, |lease| right(lease.attempt))),
-        }
-    }
-
-    // Answers the session's own patience for locks.
-    async fn check_server(&self, tx: &mut Transaction<'_>) -> Result<u32, Fault> {
-        let backend = self.backend();
-        let sql = format!(
-            "SELECT @@session.innodb_lock_wait_timeout, (SELECT store_id FROM {} WHERE id = 1)",
-            backend.tables.meta
-        );
-        let another = || Fault::unfit("the connection is to another server than the store's");
-        let rows = match tx.rows(sql).await {
-            Ok(rows) => rows,
-            Err(fault) if matches!(fault.code(), crate::error::code::NO_TABLE | 1049 | 1044 | 1142) => {
-                return Err(another().with_source(fault.into_error("claim")));
-            }
-            Err(fault) => return Err(fault),
-        };
-        let mut row = cells(rows.into_iter().next().ok_or_else(another)?);
-        let patience = u32::try_from(row.int("innodb_lock_wait_timeout")?).unwrap_or(50);
-        match row.maybe_bytes("store_id")? {
-            Some(id) if id == backend.store_id => Ok(patience),
-            _ => Err(another()),
         }
     }
 }
@@ -282,48 +256,80 @@ enum Tried {
     Again,
 }
 
-// Inserts the record, or locks the one that is there. Never a locking read of a row that may be missing: under REPEATABLE
-// READ that would lock the gap, and with it other keys.
+// The session's own patience for locks, while the claim's holds.
+const PATIENT: &str =
+    "SET @onlyonce_patience = @@session.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = ";
+const AS_BEFORE: &str = "SET SESSION innodb_lock_wait_timeout = \
+    IFNULL(@onlyonce_patience, @@session.innodb_lock_wait_timeout), @onlyonce_patience = NULL";
+
+// Inserts the record, or locks the one that is there: all statements at once. Never a locking read of a row that may be
+// missing: under REPEATABLE READ that would lock the gap, and with it other keys.
 async fn take(
     tx: &mut Transaction<'_>,
-    tables: &Tables,
+    backend: &Backend,
     operation: &Operation,
+    wait: Duration,
+    then: Then,
 ) -> Result<(LeaseToken, Row), Fault> {
     let mut token = [0; 16];
     getrandom::fill(&mut token).map_err(|error| Fault::internal("no random bytes").with_source(error))?;
     let token = LeaseToken::from_bytes(token);
+    let Tables { keys, meta, .. } = &*backend.tables;
     let mut insert = Sql::new(format!(
-        "INSERT INTO {} (scope, `key`, request_hash, status, locked_until, created_at, claimed_at, token, attempt, \
+        "INSERT INTO {keys} (scope, `key`, request_hash, status, locked_until, created_at, claimed_at, token, attempt, \
          on_lease_end, origin) VALUES (",
-        tables.keys
     ));
     insert.value(operation.scope().as_str()).push(", ").value(operation.key().as_str()).push(", ");
     insert.value(operation.fingerprint().to_string());
     insert.push(&format!(", 'in_progress', {NOW_ANYWHERE}, {NOW_ANYWHERE}, {NOW_ANYWHERE}, "));
     insert.value(&token.as_bytes()[..]).push(", 1, ").value(policy_text(OnLeaseEnd::Hold)).push(", ");
     insert.value(operation.origin().map(Origin::as_str)).push(") ON DUPLICATE KEY UPDATE attempt = attempt");
-    tx.run(&insert.inlined()).await?;
-    let mut select = Sql::new(format!(
-        "SELECT {} FROM {} FORCE INDEX (PRIMARY) WHERE ",
-        columns(NOW_ANYWHERE, true),
-        tables.keys
-    ));
+    let mut select =
+        Sql::new(format!("SELECT {} FROM {keys} FORCE INDEX (PRIMARY) WHERE ", columns(NOW_ANYWHERE, true)));
     push_ids(&mut select, std::iter::once(operation.id()));
     select.push(" FOR UPDATE");
-    let found = tx.rows(select.inlined()).await?.into_iter().next();
+    let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+    let mut statements = vec![
+        format!("SELECT store_id FROM {meta} WHERE id = 1"),
+        format!("{PATIENT}{}", seconds.min(3600)),
+        insert.inlined(),
+        select.inlined(),
+        AS_BEFORE.to_owned(),
+    ];
+    if then == Then::Work {
+        statements.push(SAVE_WORK.to_owned());
+    }
+    let another = || Fault::unfit("the connection is to another server than the store's");
+    let mut sets = match tx.script(&statements).await {
+        Ok(sets) => sets.into_iter(),
+        Err(fault) if matches!(fault.code(), crate::error::code::NO_TABLE | 1049 | 1044 | 1142) => {
+            return Err(another().with_source(fault.into_error("claim")));
+        }
+        Err(fault) => {
+            if !tx.is_broken() {
+                tx.run_always(AS_BEFORE).await?;
+            }
+            return Err(fault);
+        }
+    };
+    let named = sets.next().into_iter().flatten().next().ok_or_else(another)?;
+    if cells(named).maybe_bytes("store_id")?.as_deref() != Some(&backend.store_id[..]) {
+        return Err(another());
+    }
+    let found = sets.nth(2).into_iter().flatten().next();
     let row = found.ok_or_else(|| Fault::internal("a record that was just locked is not there"))?;
     Ok((token, Row::read(row)?))
 }
 
-async fn put(
-    tx: &mut Transaction<'_>,
+// What makes a record that was there this claim's.
+fn put(
     tables: &Tables,
     operation: &Operation,
     row: &Row,
     token: LeaseToken,
     attempt: u32,
     how: Acquire,
-) -> Result<(), Fault> {
+) -> String {
     // Not REPLACE: under REPEATABLE READ it locks the gap before the row too, and with it other keys.
     let mut sql = Sql::new(format!("UPDATE {} SET request_hash = ", tables.keys));
     sql.value(operation.fingerprint().to_string());
@@ -338,7 +344,7 @@ async fn put(
     }
     sql.push(", completed_at = NULL, expires_at = NULL WHERE ");
     push_ids(&mut sql, std::iter::once(operation.id()));
-    tx.run(&sql.inlined()).await
+    sql.inlined()
 }
 
 impl TransactionClaim {
@@ -354,7 +360,7 @@ impl TransactionClaim {
     /// server itself does in a deadlock. Run it again from its start. After any error, roll back.
     ///
     /// # Cost
-    /// Two round trips.
+    /// One round trip, and one more after a statement that failed or was prepared: whether the transaction is still open.
     pub async fn complete(
         self,
         tx: &mut Transaction<'_>,
@@ -368,25 +374,29 @@ impl TransactionClaim {
         tx: &mut Transaction<'_>,
         reply: &Reply,
     ) -> Result<Pending<StoredReply>, Fault> {
-        // Its answer tells whether the transaction is still open.
-        let now = tx.rows(format!("SELECT {}", us_of(NOW_ANYWHERE))).await?.into_iter().next();
-        tx.check().await?;
-        let now = now.ok_or_else(|| Fault::internal("a clock that shows nothing"))?;
-        let now_us = cells(now).int("the clock")?;
-        let head = reply.encode_head();
-        let expires_us = now_us.saturating_add_unsigned(us(self.retention));
-        let done = Done { reply, head: &head, completed_us: now_us, expires_us };
-        let mut sql =
-            Sql::new(format!("UPDATE {} SET status = 'completed', response_code = ", self.tables.keys));
-        sql.value(reply.status()).push(", response_headers = ").value(head.as_slice());
-        sql.push(", response_body = ").value(&reply.body()[..]);
-        sql.push(", completed_at = ").push(AT_US).bind(done.completed_us);
-        sql.push(", expires_at = ").push(AT_US).bind(done.expires_us).push(" WHERE ");
-        push_ids(&mut sql, std::iter::once(self.operation.id()));
-        sql.push(" AND token = ").value(&self.token.as_bytes()[..]).push(" AND ").push(NOT_COMPLETED);
-        if tx.change(&sql.inlined()).await? != 1 {
+        let (keys, head) = (&self.tables.keys, reply.encode_head());
+        let mut update = Sql::new(format!("UPDATE {keys} SET status = 'completed', response_code = "));
+        update.value(reply.status()).push(", response_headers = ").value(head.as_slice());
+        update.push(", response_body = ").value(&reply.body()[..]);
+        update.push(&format!(", completed_at = {NOW_ANYWHERE}, expires_at = {NOW_ANYWHERE} + INTERVAL "));
+        update.value(us(self.retention)).push(" MICROSECOND WHERE ");
+        push_ids(&mut update, std::iter::once(self.operation.id()));
+        update.push(" AND token = ").value(&self.token.as_bytes()[..]).push(" AND ").push(NOT_COMPLETED);
+        let mut select = Sql::new(format!(
+            "SELECT {}, {} FROM {keys} FORCE INDEX (PRIMARY) WHERE ",
+            us_of("completed_at"),
+            us_of("expires_at")
+        ));
+        push_ids(&mut select, std::iter::once(self.operation.id()));
+        select.push(" AND token = ").value(&self.token.as_bytes()[..]).push(" AND status = 'completed'");
+        let sets = tx.script(&[update.inlined(), select.inlined()]).await?;
+        let written = sets.into_iter().nth(1).into_iter().flatten().next();
+        let Some(written) = written else {
             return Err(Fault::conflict("the transaction of the claim was rolled back"));
-        }
+        };
+        let mut times = cells(written);
+        let (completed_us, expires_us) = (times.int("completed_at")?, times.int("expires_at")?);
+        let done = Done { reply, head: &head, completed_us, expires_us };
         Ok(Pending::new(done.stored(self.retention, self.operation.origin())))
     }
 }
