@@ -190,8 +190,7 @@ impl Inbox {
     }
 
     /// For `map_err`.
-    pub(crate) fn at(&self, doing: &'static str) -> impl FnOnce(rusqlite::Error) -> InboxError + use<> {
-        let (path, patience) = (self.path.clone(), self.patience);
-        move |error| InboxError::database(&path, patience, doing, error)
+    pub(crate) fn at(&self, doing: &'static str) -> impl FnOnce(rusqlite::Error) -> InboxError + use<'_> {
+        move |error| self.error(doing, error)
     }
 }

@@ -10,17 +10,18 @@ use std::io::{self, Read};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
+
+use onlyonce_store_sqlite::rusqlite::Connection;
 
 use crate::envelope::{Envelope, Keys, Place};
 use crate::error::{BadData, InboxError};
 use crate::inbox::Inbox;
-use crate::receive::{Body, Incoming, Verdict, Via};
+use crate::receive::{Body, Incoming, Turn, Verdict, Via};
 use crate::scratch::IgnoredKeys;
 use crate::source::{Format, Kind, LineReader, Lines, Listing, MESSAGE_BYTES_MAX, Skipped, read_stable};
-use crate::table;
 use crate::work::Work;
 
 /// Files of one message each that are read as one unit.
@@ -219,6 +220,12 @@ struct Message {
     body: Vec<u8>,
 }
 
+impl Message {
+    fn incoming(&self, via: Via) -> Incoming<'_> {
+        Incoming { envelope: &self.envelope, via, source: &self.source, body: &self.body }
+    }
+}
+
 /// Hands units to the readers in turn, so that what they made can be taken in the same turn.
 struct Feeder {
     to: Vec<SyncSender<Unit>>,
@@ -357,60 +364,43 @@ impl Writer<'_> {
         from: &[Receiver<Block>],
         observe: &mut impl FnMut(&LoadEvent<'_>),
     ) -> Result<(), InboxError> {
-        let (mut turn, mut line_bytes) = (0, 0);
-        let batch = if matches!(self.work, Work::Leased(_)) { 1 } else { self.options.batch };
-        while let Some(blocks) = gather(from, &mut turn, batch) {
-            line_bytes += blocks.iter().map(|block| block.line_bytes).sum::<u64>();
+        let mut blocks = Blocks { from, turn: 0, line_bytes: 0 };
+        while let Some(block) = blocks.wait() {
             let mut told = Vec::new();
             let received = match self.work {
-                Work::Leased(_) => self.receive_one_by_one(blocks, &mut told),
-                Work::RecordAlone | Work::InTransaction(_) => self.receive_batch(blocks, &mut told),
+                Work::Leased(_) => self.receive_one_by_one(block, &mut told),
+                Work::RecordAlone | Work::InTransaction(_) => {
+                    self.receive_batch(block, &mut blocks, &mut told)
+                }
             };
             for told in &told {
                 observe(&told.event());
             }
             received?;
-            observe(&LoadEvent::Committed { report: self.report, line_bytes });
+            observe(&LoadEvent::Committed { report: self.report, line_bytes: blocks.line_bytes });
             thread::sleep(REST);
         }
         Ok(())
     }
 
-    // All of them, or none: what is told is what is committed.
-    fn receive_batch(&mut self, blocks: Vec<Block>, committed: &mut Vec<Told>) -> Result<(), InboxError> {
+    // A block and what else there is by then, up to a batch: nobody is waited for while the database is held. All of it, or
+    // nothing: what is told is what is committed.
+    fn receive_batch(
+        &mut self,
+        first: Block,
+        blocks: &mut Blocks<'_>,
+        committed: &mut Vec<Told>,
+    ) -> Result<(), InboxError> {
         let mut report = self.report;
         let mut told = Vec::new();
-        let inbox = self.inbox;
-        inbox.write(|conn| {
-            let now = table::now(conn).map_err(inbox.at("cannot be read"))?;
-            for block in blocks {
-                report.files += block.files;
-                for message in block.messages {
-                    report.messages += 1;
-                    let message = match message {
-                        Ok(message) => message,
-                        Err(error) => {
-                            report.failed += 1;
-                            told.push(Told::Failed(error));
-                            continue;
-                        }
-                    };
-                    let incoming = Incoming {
-                        envelope: &message.envelope,
-                        via: self.options.via,
-                        source: &message.source,
-                        body: &message.body,
-                    };
-                    match inbox.receive_in(conn, &incoming, self.work, &now) {
-                        Ok(receipt) => self.count(receipt.verdict, message, &mut report, &mut told)?,
-                        // Of this message alone; unless the table's constraint rolled everything back.
-                        Err(error) if error.is_of_the_message() && !conn.is_autocommit() => {
-                            report.failed += 1;
-                            told.push(Told::Failed(error));
-                        }
-                        Err(error) => return Err(error),
-                    }
-                }
+        self.inbox.write(|conn| {
+            let turn = self.inbox.turn(conn)?;
+            let (mut next, mut taken) = (Some(first), 0);
+            while let Some(block) = next {
+                // One without messages counts too, so that no number of empty files makes a transaction without end.
+                taken += block.messages.len().max(1);
+                self.receive_block(conn, &turn, block, &mut report, &mut told)?;
+                next = if taken < self.options.batch { blocks.ready() } else { None };
             }
             Ok(())
         })?;
@@ -419,32 +409,57 @@ impl Writer<'_> {
         Ok(())
     }
 
-    // No transaction is open while a handler runs; what has ended is committed, whatever becomes of the next.
-    fn receive_one_by_one(&mut self, blocks: Vec<Block>, told: &mut Vec<Told>) -> Result<(), InboxError> {
-        let mut report = self.report;
-        for block in blocks {
-            report.files += block.files;
-            for message in block.messages {
-                report.messages += 1;
-                let received = message.and_then(|message| {
-                    let incoming = Incoming {
-                        envelope: &message.envelope,
-                        via: self.options.via,
-                        source: &message.source,
-                        body: &message.body,
-                    };
-                    let receipt = self.inbox.receive_with(&incoming, self.work)?;
-                    Ok((receipt, message))
-                });
-                match received {
-                    Ok((receipt, message)) => self.count(receipt.verdict, message, &mut report, told)?,
-                    // One that could not be read, or whose work came to no end.
-                    Err(error) if error.is_of_the_message() || is_of_the_file(&error) => {
-                        report.failed += 1;
-                        told.push(Told::Failed(error));
-                    }
-                    Err(error) => return Err(error),
+    fn receive_block(
+        &self,
+        conn: &Connection,
+        turn: &Turn,
+        block: Block,
+        report: &mut LoadReport,
+        told: &mut Vec<Told>,
+    ) -> Result<(), InboxError> {
+        report.files += block.files;
+        for message in block.messages {
+            report.messages += 1;
+            let message = match message {
+                Ok(message) => message,
+                Err(error) => {
+                    report.failed += 1;
+                    told.push(Told::Failed(error));
+                    continue;
                 }
+            };
+            match self.inbox.receive_in(conn, &message.incoming(self.options.via), self.work, turn) {
+                Ok(receipt) => self.count(receipt.verdict, message, report, told)?,
+                // Of this message alone; unless the table's constraint rolled everything back.
+                Err(error) if error.is_of_the_message() && !conn.is_autocommit() => {
+                    report.failed += 1;
+                    told.push(Told::Failed(error));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    // No transaction is open while a handler runs; what has ended is committed, whatever becomes of the next.
+    fn receive_one_by_one(&mut self, block: Block, told: &mut Vec<Told>) -> Result<(), InboxError> {
+        let mut report = self.report;
+        report.files += block.files;
+        for message in block.messages {
+            report.messages += 1;
+            let received = message.and_then(|message| {
+                let incoming = message.incoming(self.options.via);
+                let receipt = self.inbox.receive_with(&incoming, self.work)?;
+                Ok((receipt, message))
+            });
+            match received {
+                Ok((receipt, message)) => self.count(receipt.verdict, message, &mut report, told)?,
+                // One that could not be read, or whose work came to no end.
+                Err(error) if error.is_of_the_message() || is_of_the_file(&error) => {
+                    report.failed += 1;
+                    told.push(Told::Failed(error));
+                }
+                Err(error) => return Err(error),
             }
         }
         self.report = report;
@@ -495,20 +510,30 @@ fn is_of_the_file(error: &InboxError) -> bool {
     matches!(error, InboxError::File { .. } | InboxError::Changing { .. })
 }
 
-// What is there, up to a batch; waits only for the first. `None` at the end.
-fn gather(from: &[Receiver<Block>], turn: &mut usize, batch: usize) -> Option<Vec<Block>> {
-    let mut blocks = vec![from[*turn].recv().ok()?];
-    *turn = (*turn + 1) % from.len();
-    let mut messages = blocks[0].messages.len();
-    while messages < batch {
-        match from[*turn].try_recv() {
-            Ok(block) => {
-                messages += block.messages.len();
-                blocks.push(block);
-                *turn = (*turn + 1) % from.len();
-            }
-            Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-        }
+/// What the readers made, in the turn in which they were given it.
+struct Blocks<'r> {
+    from: &'r [Receiver<Block>],
+    turn: usize,
+    /// Bytes read line by line, of the blocks taken so far.
+    line_bytes: u64,
+}
+
+impl Blocks<'_> {
+    // `None` at the end.
+    fn wait(&mut self) -> Option<Block> {
+        let block = self.from[self.turn].recv().ok()?;
+        Some(self.taken(block))
     }
-    Some(blocks)
+
+    // `None` when there is none yet, or at the end.
+    fn ready(&mut self) -> Option<Block> {
+        let block = self.from[self.turn].try_recv().ok()?;
+        Some(self.taken(block))
+    }
+
+    fn taken(&mut self, block: Block) -> Block {
+        self.turn = (self.turn + 1) % self.from.len();
+        self.line_bytes += block.line_bytes;
+        block
+    }
 }

@@ -42,6 +42,14 @@ pub enum Via {
     Unknown,
 }
 
+/// What holds for all messages of one write transaction.
+pub(crate) struct Turn {
+    /// Its time.
+    now: String,
+    /// Whether any message is being worked on. Nearly always none is, and nobody can begin meanwhile.
+    has_leases: bool,
+}
+
 /// What became of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Receipt {
@@ -235,8 +243,8 @@ impl Inbox {
         let since = SystemClock.boot();
         loop {
             let received = self.write(|conn| {
-                let now = table::now(conn).map_err(self.at("cannot be read"))?;
-                self.receive_in(conn, message, work, &now)
+                let turn = self.turn(conn)?;
+                self.receive_in(conn, message, work, &turn)
             });
             match received {
                 // A handler works on it: its end is waited for outside of the transaction, which would keep it from it.
@@ -246,20 +254,29 @@ impl Inbox {
         }
     }
 
-    /// The same inside a write transaction, `now` being its time, without work under a lease. After an error of the message
-    /// alone ([`InboxError::is_of_the_message`]) the transaction is sound and the message left no trace in it.
+    /// Looks, inside a write transaction, at what holds for all of its messages.
+    pub(crate) fn turn(&self, conn: &Connection) -> Result<Turn, InboxError> {
+        let now = table::now(conn).map_err(self.at("cannot be read"))?;
+        let has_leases = conn
+            .prepare_cached("SELECT EXISTS (SELECT 1 FROM main.inbox_leases)")
+            .and_then(|mut look| look.query_row([], |row| row.get(0)))
+            .map_err(self.at("cannot be read"))?;
+        Ok(Turn { now, has_leases })
+    }
+
+    /// The same inside the write transaction of `turn`, without work under a lease. After an error of the message alone
+    /// ([`InboxError::is_of_the_message`]) the transaction is sound and the message left no trace in it.
     pub(crate) fn receive_in(
         &self,
         conn: &Connection,
         message: &Incoming<'_>,
         work: &Work,
-        now: &str,
+        turn: &Turn,
     ) -> Result<Receipt, InboxError> {
+        let now = &turn.now;
         let receipt = match work {
             Work::InTransaction(work) => self.record_with(conn, message, |c, m| work.run(c, m), now)?,
-            Work::RecordAlone | Work::Leased(_) if !self.has_leases(conn)? => {
-                self.record(conn, message, now)?
-            }
+            Work::RecordAlone | Work::Leased(_) if !turn.has_leases => self.record(conn, message, now)?,
             Work::RecordAlone | Work::Leased(_) => {
                 let done = |_: &Connection, message: &Incoming<'_>| {
                     Ok(Ending::Done(message.envelope.default_response()))
@@ -269,13 +286,6 @@ impl Inbox {
         };
         self.log(conn, message, receipt.verdict, now)?;
         Ok(receipt)
-    }
-
-    // Nearly always there is none, and that is one look at an empty table.
-    fn has_leases(&self, conn: &Connection) -> Result<bool, InboxError> {
-        conn.prepare_cached("SELECT EXISTS (SELECT 1 FROM main.inbox_leases)")
-            .and_then(|mut look| look.query_row([], |row| row.get(0)))
-            .map_err(self.at("cannot be read"))
     }
 
     fn record(&self, conn: &Connection, message: &Incoming<'_>, now: &str) -> Result<Receipt, InboxError> {

@@ -202,7 +202,7 @@ fn in_bulk_and_one_by_one_come_to_the_same() {
 fn of_many_messages_every_copy_and_every_conflict_is_reported() {
     let inbox = Fixture::new();
     let (mut lines, mut again, mut conflicts) = (String::new(), BTreeSet::new(), BTreeSet::new());
-    for number in 0..20_000 {
+    for number in 0..50_000 {
         let of = if number % 100 == 99 { number / 2 / 100 * 100 } else { number };
         let amount = if number % 1000 == 999 { 2 } else { 1 };
         lines += &format!("{}\n", message(&format!("M{of:05}"), amount));
@@ -215,7 +215,7 @@ fn of_many_messages_every_copy_and_every_conflict_is_reported() {
     }
     inbox.write("m.ndjson", lines);
     let run = inbox.run(&["load", "inbox.db", "m.ndjson", "--duplicates", "dup.txt"]).warned("conflict");
-    assert_eq!(run.stdout, "files=1 applied=19800 duplicates=200 conflicts=20 failed=0 rows=19800\n");
+    assert_eq!(run.stdout, "files=1 applied=49500 duplicates=500 conflicts=50 failed=0 rows=49500\n");
     let told: BTreeSet<String> = run
         .stderr
         .lines()
@@ -228,7 +228,7 @@ fn of_many_messages_every_copy_and_every_conflict_is_reported() {
     assert!(csv.lines().skip(1).map(|line| line.split(',').next().unwrap()).eq(again.iter()), "{csv}");
     let times: u64 =
         csv.lines().skip(1).map(|line| line.split(',').nth(1).unwrap().parse::<u64>().unwrap() - 1).sum();
-    assert_eq!(times, 200);
+    assert_eq!(times, 500);
     let different = csv.lines().filter(|line| line.ends_with(",different")).count();
     let keys: i64 =
         inbox.sql("SELECT count(DISTINCT msg_id) FROM inbox_deliveries WHERE verdict = 'conflict'");

@@ -5,6 +5,7 @@
 //! UTF-8, a byte order mark. Depth is bounded by [`DEPTH_MAX`]; memory by about 16 times the length of the text.
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 
 /// How deep arrays and objects may be nested.
 pub const DEPTH_MAX: usize = 128;
@@ -176,7 +177,7 @@ impl<'a> Reader<'a> {
             self.expect(b',', "a comma or }")?;
         }
         // Stable: of two equal names the later one comes second, and is the one to report.
-        members.sort_by(|a, b| a.name.encode_utf16().cmp(b.name.encode_utf16()));
+        members.sort_by(|a, b| utf16_order(&a.name, &b.name));
         match members.windows(2).filter(|pair| pair[0].name == pair[1].name).map(|pair| pair[1].at).min() {
             Some(at) => Err(JsonError::new(JsonErrorKind::DuplicateMember, at)),
             None => Ok(Value::Object(members)),
@@ -346,6 +347,17 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// The order of UTF-16 code units. It is that of the bytes, but for characters past U+FFFF, which come before those from
+/// U+E000 on.
+fn utf16_order(a: &str, b: &str) -> Ordering {
+    match a.bytes().zip(b.bytes()).find(|(a, b)| a != b) {
+        // The first byte of U+E000.
+        Some((a, b)) if a < 0xee && b < 0xee => a.cmp(&b),
+        Some(_) => a.encode_utf16().cmp(b.encode_utf16()),
+        None => a.len().cmp(&b.len()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -403,6 +415,30 @@ mod tests {
             ("trou", "true"),
         ] {
             assert_eq!(parse(text.as_bytes()).unwrap_err().expected(), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn names_are_in_the_order_of_their_utf_16_code_units() {
+        let names = [
+            "",
+            "a",
+            "a\u{7f}",
+            "ab",
+            "\u{80}",
+            "é",
+            "\u{d7ff}",
+            "\u{e000}",
+            "\u{ffff}",
+            "\u{10000}",
+            "\u{10ffff}",
+        ];
+        let names: Vec<String> =
+            names.iter().flat_map(|a| names.iter().map(move |b| format!("{a}{b}"))).collect();
+        for a in &names {
+            for b in &names {
+                assert_eq!(utf16_order(a, b), a.encode_utf16().cmp(b.encode_utf16()), "{a:?} {b:?}");
+            }
         }
     }
 
