@@ -7,7 +7,7 @@
 //! | [`routes`] | [`Routes`]: which requests are guarded, and why |
 //! | [`server`] | [`serve`]: listener, connections, graceful shutdown |
 //! | [`proxy`] | [`ProxyService`]: forwards one request to the upstream, and tells the layer when it failed |
-//! | [`tls`] | [`UpstreamTls`]: whom an upstream with TLS is trusted by |
+//! | [`tls`] | TLS to the upstream; [`ClientTls`]: whom it is trusted by |
 //! | [`trust`] | [`TrustedProxies`]: whose word is taken for where a request came from |
 //! | [`admin`] | [`Admin`]: the operator's listener, health and metrics |
 //! | [`counters`] | [`Counters`]: what happened |
@@ -58,10 +58,10 @@ mod websocket;
 pub use admin::{Admin, AdminToken, InvalidAdmin, Verdicts};
 pub use body::UpstreamBody;
 pub use counters::Counters;
+pub use onlyonce_tls::{ClientTls, InvalidTls};
 pub use options::{GatewayOptions, InvalidUpstream, UpstreamUrl};
 pub use proxy::ProxyService;
 pub use routes::{InvalidRoute, RoutePattern, Routes};
 pub use run::{engine, run};
 pub use server::{Drained, Peer, serve};
-pub use tls::{InvalidTls, UpstreamTls};
 pub use trust::{InvalidNetwork, TrustedProxies, TrustedProxy};

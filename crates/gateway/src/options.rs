@@ -9,9 +9,9 @@ use http::HeaderName;
 use http::uri::Authority;
 use onlyonce_http::DocsUrl;
 use onlyonce_http::headers::IDEMPOTENCY_KEY;
+use onlyonce_tls::ClientTls;
 
 use crate::counters::Counters;
-use crate::tls::UpstreamTls;
 use crate::trust::TrustedProxies;
 
 /// What the gateway may be told. [`GatewayOptions::new`] gives the defaults named here.
@@ -22,7 +22,7 @@ pub struct GatewayOptions {
     /// Where everything is forwarded to.
     pub upstream: UpstreamUrl,
     /// Whom an upstream with TLS is trusted by. The authorities of the system.
-    pub upstream_tls: UpstreamTls,
+    pub upstream_tls: ClientTls,
     /// How long a connection to the upstream may take to come up, TLS included. 5 s.
     pub connect_timeout: Duration,
     /// How long the upstream may take until its response head, counted from the last piece of request body that moved.
@@ -77,7 +77,7 @@ impl GatewayOptions {
         Self {
             listen,
             upstream,
-            upstream_tls: UpstreamTls::default(),
+            upstream_tls: ClientTls::default(),
             connect_timeout: Duration::from_secs(5),
             upstream_timeout: Duration::from_secs(60),
             pool_idle_guarded: Duration::from_millis(500),

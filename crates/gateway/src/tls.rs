@@ -1,145 +1,43 @@
-//! TLS to the upstream: who it may be, and who we are.
+//! TLS to the upstream.
 
-use std::fmt;
 use std::io;
-use std::sync::Arc;
 
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use onlyonce_tls::{ClientTls, InvalidTls};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::options::UpstreamUrl;
 
-/// Whom an `https://` or `h2://` upstream is trusted by, and with which certificate it knows us.
-#[derive(Clone, Default)]
-pub struct UpstreamTls {
-    roots: Roots,
-    identity: Option<Arc<Identity>>,
-}
-
-#[derive(Clone, Default)]
-enum Roots {
-    /// Those of the system.
-    #[default]
-    Native,
-    These(Arc<RootCertStore>),
-}
-
-struct Identity {
-    chain: Vec<CertificateDer<'static>>,
-    key: PrivateKeyDer<'static>,
-}
-
-/// Why TLS cannot be set up.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum InvalidTls {
-    /// The file with certificates or a key is not one.
-    #[error("not a PEM file of what is needed")]
-    Pem(#[source] rustls::pki_types::pem::Error),
-    /// There is none in the file.
-    #[error("there is no certificate in it")]
-    NoCertificate,
-    /// The system has no roots where they are looked for.
-    #[error("the system has no certificate authorities (install ca-certificates, or name a file)")]
-    NoNativeRoots,
-    /// A certificate or a key that does not work, alone or together.
-    #[error("a certificate or key cannot be used")]
-    Unusable(#[source] rustls::Error),
-    /// No certificate can be for that host.
-    #[error("{0:?} is not a name that a certificate can have")]
-    Host(String),
-}
-
-impl UpstreamTls {
-    /// Trusts the certificate authorities of this PEM file alone, instead of those of the system.
+impl UpstreamUrl {
+    /// Whether this will do for it: without it a proxy finds out with its first request.
     ///
     /// # Errors
     /// [`InvalidTls`].
-    pub fn with_roots(mut self, pem: &[u8]) -> Result<Self, InvalidTls> {
-        let mut roots = RootCertStore::empty();
-        for certificate in certificates(pem)? {
-            roots.add(certificate).map_err(InvalidTls::Unusable)?;
-        }
-        self.roots = Roots::These(Arc::new(roots));
-        Ok(self)
+    pub fn check_tls(&self, tls: &ClientTls) -> Result<(), InvalidTls> {
+        Connector::new(tls, self).map(drop)
     }
-
-    /// Shows this certificate (a chain, the own one first) with its private key to an upstream that asks for one.
-    ///
-    /// # Errors
-    /// [`InvalidTls`].
-    pub fn with_identity(mut self, chain: &[u8], key: &[u8]) -> Result<Self, InvalidTls> {
-        let chain = certificates(chain)?;
-        let key = PrivateKeyDer::from_pem_slice(key).map_err(InvalidTls::Pem)?;
-        self.identity = Some(Arc::new(Identity { chain, key }));
-        Ok(self)
-    }
-
-    /// Whether this will do for an upstream: without it a proxy finds out with its first request.
-    ///
-    /// # Errors
-    /// [`InvalidTls`].
-    pub fn check(&self, upstream: &UpstreamUrl) -> Result<(), InvalidTls> {
-        self.connector(upstream).map(drop)
-    }
-
-    /// For one upstream; `None` where that has no TLS.
-    pub(crate) fn connector(&self, upstream: &UpstreamUrl) -> Result<Option<Connector>, InvalidTls> {
-        if !upstream.is_tls() {
-            return Ok(None);
-        }
-        let host = upstream.host();
-        let name = ServerName::try_from(host.to_owned()).map_err(|_| InvalidTls::Host(host.to_owned()))?;
-        let roots = match &self.roots {
-            Roots::These(roots) => roots.clone(),
-            Roots::Native => Arc::new(native_roots()?),
-        };
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(InvalidTls::Unusable)?
-            .with_root_certificates(roots);
-        let mut config = match &self.identity {
-            None => builder.with_no_client_auth(),
-            Some(identity) => builder
-                .with_client_auth_cert(identity.chain.clone(), identity.key.clone_key())
-                .map_err(InvalidTls::Unusable)?,
-        };
-        let protocol: &[u8] = if upstream.is_http2() { b"h2" } else { b"http/1.1" };
-        config.alpn_protocols = vec![protocol.to_vec()];
-        let tls = TlsConnector::from(Arc::new(config));
-        Ok(Some(Connector { tls, name, http2: upstream.is_http2() }))
-    }
-}
-
-fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, InvalidTls> {
-    let certificates: Vec<_> =
-        CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(InvalidTls::Pem)?;
-    if certificates.is_empty() { Err(InvalidTls::NoCertificate) } else { Ok(certificates) }
-}
-
-fn native_roots() -> Result<RootCertStore, InvalidTls> {
-    let mut roots = RootCertStore::empty();
-    // One that cannot be read is one less to trust.
-    let (usable, _) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    if usable == 0 { Err(InvalidTls::NoNativeRoots) } else { Ok(roots) }
 }
 
 /// Begins TLS with one upstream.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct Connector {
-    tls: TlsConnector,
-    name: ServerName<'static>,
+    tls: onlyonce_tls::Connector,
     http2: bool,
 }
 
 impl Connector {
+    /// `None` for an upstream without TLS.
+    pub(crate) fn new(tls: &ClientTls, upstream: &UpstreamUrl) -> Result<Option<Self>, InvalidTls> {
+        if !upstream.is_tls() {
+            return Ok(None);
+        }
+        let http2 = upstream.is_http2();
+        let protocol: &[u8] = if http2 { b"h2" } else { b"http/1.1" };
+        Ok(Some(Self { tls: tls.connector(upstream.host(), protocol)?, http2 }))
+    }
+
     pub(crate) async fn connect(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
-        let stream = self.tls.connect(self.name.clone(), stream).await?;
+        let stream = self.tls.connect(stream).await?;
         let agreed = stream.get_ref().1.alpn_protocol();
         if self.http2 && agreed != Some(b"h2") {
             return Err(io::Error::other(
@@ -147,22 +45,5 @@ impl Connector {
             ));
         }
         Ok(stream)
-    }
-}
-
-impl fmt::Debug for UpstreamTls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let roots = match &self.roots {
-            Roots::Native => "native".to_owned(),
-            Roots::These(roots) => format!("{} given", roots.len()),
-        };
-        let identity = self.identity.as_ref().map(|_| "…");
-        f.debug_struct("UpstreamTls").field("roots", &roots).field("identity", &identity).finish()
-    }
-}
-
-impl fmt::Debug for Connector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connector").field("name", &self.name).finish_non_exhaustive()
     }
 }

@@ -13,6 +13,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use onlyonce_engine::{Context, NotOwner};
+use onlyonce_tls::InvalidTls;
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
@@ -22,7 +23,7 @@ use crate::body::{OutgoingBody, Progress, UpstreamBody};
 use crate::options::{GatewayOptions, UpstreamUrl};
 use crate::pool::{Idle, Pool, exchange};
 use crate::stream::UpstreamStream;
-use crate::tls::{Connector, InvalidTls};
+use crate::tls::Connector;
 
 /// A process that was paused sees its deadline before what came meanwhile: so long a socket is looked at once more.
 const LAST_LOOK: Duration = Duration::from_millis(50);
@@ -86,7 +87,7 @@ where
     pub(crate) fn new(options: &GatewayOptions) -> Self {
         Self {
             url: options.upstream.clone(),
-            tls: options.upstream_tls.connector(&options.upstream),
+            tls: Connector::new(&options.upstream_tls, &options.upstream),
             connect_timeout: options.connect_timeout,
             answer_timeout: options.upstream_timeout,
             body_timeout: options.body_timeout,

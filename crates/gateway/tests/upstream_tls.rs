@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use common::Gateway;
 use onlyonce_core::MemoryStore;
-use onlyonce_gateway::{GatewayOptions, InvalidTls, UpstreamTls};
+use onlyonce_gateway::{ClientTls, GatewayOptions, InvalidTls, UpstreamUrl};
 use testkit::{Answer, Authority, ClientResponse, RawUpstream, TlsFront, Upstream};
 
-fn trusting(authority: &Authority) -> UpstreamTls {
-    UpstreamTls::default().with_roots(authority.pem().as_bytes()).unwrap()
+fn trusting(authority: &Authority) -> ClientTls {
+    ClientTls::default().with_roots(authority.pem().as_bytes()).unwrap()
 }
 
-async fn guarded(url: &str, tls: UpstreamTls) -> Gateway {
+async fn guarded(url: &str, tls: ClientTls) -> Gateway {
     let quick = move |options: &mut GatewayOptions| {
         options.upstream_tls = tls;
         options.upstream_timeout = Duration::from_secs(5);
@@ -144,18 +144,16 @@ async fn an_idle_connection_that_was_closed_is_replaced_unseen() {
 #[tokio::test]
 async fn what_cannot_be_set_up_says_why() {
     let authority = Authority::new();
-    let refused = |error: Result<UpstreamTls, InvalidTls>| error.unwrap_err().to_string();
-    assert!(refused(UpstreamTls::default().with_roots(b"nothing")).contains("no certificate in it"));
+    let refused = |error: Result<ClientTls, InvalidTls>| error.unwrap_err().to_string();
+    assert!(refused(ClientTls::default().with_roots(b"nothing")).contains("no certificate in it"));
     let broken = b"-----BEGIN CERTIFICATE-----\n!!!\n-----END CERTIFICATE-----\n";
-    assert!(refused(UpstreamTls::default().with_roots(broken)).contains("not a PEM file"));
+    assert!(refused(ClientTls::default().with_roots(broken)).contains("not a PEM file"));
     let (one, two) = (authority.identity("DNS:a"), authority.identity("DNS:b"));
-    assert!(
-        refused(UpstreamTls::default().with_identity(one.cert.as_bytes(), b"")).contains("not a PEM file")
-    );
+    assert!(refused(ClientTls::default().with_identity(one.cert.as_bytes(), b"")).contains("not a PEM file"));
     let mixed = trusting(&authority).with_identity(one.cert.as_bytes(), two.key.as_bytes()).unwrap();
-    let upstream = "https://api.example".parse().unwrap();
-    assert!(mixed.check(&upstream).unwrap_err().to_string().contains("cannot be used"));
-    assert!(trusting(&authority).check(&upstream).is_ok());
+    let upstream: UpstreamUrl = "https://api.example".parse().unwrap();
+    assert!(upstream.check_tls(&mixed).unwrap_err().to_string().contains("cannot be used"));
+    assert!(upstream.check_tls(&trusting(&authority)).is_ok());
     let secret = format!("{:?}", trusting(&authority).with_identity(one.cert.as_bytes(), one.key.as_bytes()));
     assert!(!secret.contains("PRIVATE"), "{secret}");
 }

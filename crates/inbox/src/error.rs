@@ -223,7 +223,8 @@ impl InboxError {
             }
             // What a file in WAL mode says where nothing can be written beside it.
             Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly) => {
-                let doing = "cannot be written: it, its folder or the file system is read-only, or not yours";
+                let doing = "cannot be written: it, its folder or the file system is read-only, or not yours; make both writable for this user, or name \
+                             another file";
                 Self::Database { path, doing, source }
             }
             _ => Self::Database { path, doing, source },

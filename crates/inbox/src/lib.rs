@@ -52,10 +52,12 @@ pub use error::{BadData, ErrorKind, InboxError};
 pub use expression::{InvalidExpression, KeyExpression};
 pub use handler::{Exec, RESPONSE_BYTES_MAX, Sql};
 #[cfg(feature = "http")]
-pub use handler::{Http, InvalidUrl};
+pub use handler::{Http, HttpUrl, InvalidUrl};
 pub use inbox::{Inbox, InboxOptions};
 pub use lease::LeaseView;
 pub use load::{Ignored, LoadEvent, LoadOptions, LoadReport, Sources};
+#[cfg(feature = "http")]
+pub use onlyonce_tls::{ClientTls, InvalidTls};
 pub use purge::{InvalidPeriod, PurgeOptions, PurgeReport};
 pub use race::{Attempt, AttemptResult, RaceReport, race, racer};
 pub use receive::{Body, Incoming, Receipt, Verdict, Via};

@@ -13,6 +13,7 @@ pub(crate) mod keys;
 mod operator;
 pub(crate) mod prove;
 pub(crate) mod serve;
+mod tls;
 mod units;
 
 /// The runtime that a command runs on.

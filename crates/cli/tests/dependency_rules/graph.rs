@@ -20,9 +20,10 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("onlyonce-store-mysql", &["onlyonce-core", "onlyonce-batch"]),
     ("onlyonce-store-redis", &["onlyonce-core"]),
     ("onlyonce-http", &["onlyonce-core", "onlyonce-engine"]),
+    ("onlyonce-tls", &[]),
     // Its tables live in a file of SQLite: it has the driver from the store, and the store's checks of the place.
-    ("onlyonce-inbox", &["onlyonce-core", "onlyonce-store-sqlite"]),
-    ("onlyonce-gateway", &["onlyonce-core", "onlyonce-engine", "onlyonce-http"]),
+    ("onlyonce-inbox", &["onlyonce-core", "onlyonce-store-sqlite", "onlyonce-tls"]),
+    ("onlyonce-gateway", &["onlyonce-core", "onlyonce-engine", "onlyonce-http", "onlyonce-tls"]),
     // Strangers to the product that they test.
     ("onlyonce-check", &[]),
     // The driver alone, from the store: it reads what an inbox left in its file.

@@ -11,6 +11,7 @@ mod retention;
 mod tables;
 mod work;
 mod work_crash;
+mod work_https;
 
 use std::fs;
 use std::path::{Path, PathBuf};

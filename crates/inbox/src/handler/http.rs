@@ -3,7 +3,6 @@
 use std::fmt::{self, Write as _};
 use std::io;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,11 +10,9 @@ use http::{Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, RootCertStore};
+use onlyonce_tls::{ClientTls, Connector, InvalidTls};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 
 use super::response::{self, RESPONSE_BYTES_MAX};
 use crate::envelope;
@@ -30,10 +27,21 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Redirects are not followed. Each message has a connection of its own.
 #[derive(Clone)]
 pub struct Http {
-    target: Target,
+    url: HttpUrl,
     timeout: Duration,
     // `None` for http.
-    tls: Option<(TlsConnector, ServerName<'static>)>,
+    tls: Option<Connector>,
+}
+
+/// An `http` or `https` URL of a service.
+#[derive(Clone)]
+pub struct HttpUrl {
+    is_tls: bool,
+    // As in the URL, and without the brackets of an IPv6 address.
+    authority: String,
+    host: String,
+    port: u16,
+    path: String,
 }
 
 /// A URL that cannot be called.
@@ -43,17 +51,16 @@ pub struct InvalidUrl {
     reason: String,
 }
 
-/// Where to, read from the URL.
-#[derive(Clone, Debug)]
-struct Target {
-    // As in the URL, and without the brackets of an IPv6 address.
-    authority: String,
-    host: String,
-    port: u16,
-    path: String,
-}
-
 impl Http {
+    /// To that URL; where it is `https`, the service is trusted as `tls` says.
+    ///
+    /// # Errors
+    /// [`InvalidTls`].
+    pub fn new(url: HttpUrl, tls: &ClientTls) -> Result<Self, InvalidTls> {
+        let tls = url.is_tls.then(|| tls.connector(&url.host, b"http/1.1")).transpose()?;
+        Ok(Self { url, timeout: Duration::from_secs(30), tls })
+    }
+
     /// How long an answer may take, its last byte included. 30 s by default.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
@@ -62,14 +69,17 @@ impl Http {
     }
 
     async fn call(&self, call: &Call<'_>) -> Result<(StatusCode, Option<Vec<u8>>), String> {
-        let no_connection = |error: io::Error| format!("no connection to {}: {error}", self.target.authority);
-        let stream =
-            TcpStream::connect((self.target.host.as_str(), self.target.port)).await.map_err(no_connection)?;
+        let HttpUrl { authority, host, port, .. } = &self.url;
+        let no_connection = |error: io::Error| format!("no connection to {authority}: {error}");
+        let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(no_connection)?;
         stream.set_nodelay(true).map_err(no_connection)?;
         match &self.tls {
             None => self.exchange(call, stream).await,
-            Some((connector, name)) => {
-                let stream = connector.connect(name.clone(), stream).await.map_err(no_connection)?;
+            Some(connector) => {
+                let stream = connector
+                    .connect(stream)
+                    .await
+                    .map_err(|error| format!("no TLS with {authority}: {error}; the message was not sent"))?;
                 self.exchange(call, stream).await
             }
         }
@@ -80,13 +90,13 @@ impl Http {
         call: &Call<'_>,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     ) -> Result<(StatusCode, Option<Vec<u8>>), String> {
-        let no_answer = |error: hyper::Error| format!("{} gave no answer: {error}", self.target.authority);
+        let no_answer = |error: hyper::Error| format!("{} gave no answer: {error}", self.url.authority);
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(no_answer)?;
         // Ends with the sender.
         tokio::spawn(connection);
         let body = Bytes::copy_from_slice(envelope::without_bom(call.message.body));
-        let request = Request::post(&self.target.path)
-            .header(header::HOST, &self.target.authority)
+        let request = Request::post(&self.url.path)
+            .header(header::HOST, &self.url.authority)
             .header(header::CONTENT_TYPE, "application/json")
             .header("idempotency-key", key_value(call.message.envelope.key.as_str()))
             .header(header::USER_AGENT, concat!("onlyonce-inbox/", env!("CARGO_PKG_VERSION")))
@@ -118,7 +128,7 @@ impl Handler for Http {
                 answered = self.call(call) => answered,
                 reason = stopped(&call.stop) => Err(format!("the call was given up: {reason}")),
                 () = tokio::time::sleep(self.timeout) => Err(format!(
-                    "{} gave no answer within {} s", self.target.authority, self.timeout.as_secs_f64()
+                    "{} gave no answer within {} s", self.url.authority, self.timeout.as_secs_f64()
                 )),
             }
         });
@@ -132,14 +142,14 @@ impl Handler for Http {
             || body.as_deref().map_or_else(|| response::omitted(call.message.envelope), response::line);
         Ok(match status.as_u16() {
             200..=299 => Ending::Done(response()),
-            408 | 425 | 429 => transient(&self.target, status),
+            408 | 425 | 429 => transient(&self.url, status),
             400..=499 => Ending::Failed(response()),
-            _ => transient(&self.target, status),
+            _ => transient(&self.url, status),
         })
     }
 }
 
-impl FromStr for Http {
+impl FromStr for HttpUrl {
     type Err = InvalidUrl;
 
     fn from_str(url: &str) -> Result<Self, Self::Err> {
@@ -168,24 +178,25 @@ impl FromStr for Http {
             return Err(invalid("it has no host"));
         }
         let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
-        let tls = match is_tls {
-            true => Some(tls(&host).map_err(|reason| InvalidUrl { reason })?),
-            false => None,
-        };
-        let target = Target { authority: authority.as_str().into(), host, port, path };
-        Ok(Self { target, timeout: Duration::from_secs(30), tls })
+        Ok(Self { is_tls, authority: authority.as_str().into(), host, port, path })
     }
 }
 
 impl fmt::Debug for Http {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The path and the query may hold a secret.
-        f.debug_struct("Http").field("authority", &self.target.authority).finish_non_exhaustive()
+        f.debug_struct("Http").field("url", &self.url).finish_non_exhaustive()
     }
 }
 
-fn transient(target: &Target, status: StatusCode) -> Ending {
-    Ending::Transient(format!("{} answered {status}; nothing is recorded", target.authority))
+impl fmt::Debug for HttpUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The path and the query may hold a secret.
+        f.debug_struct("HttpUrl").field("authority", &self.authority).finish_non_exhaustive()
+    }
+}
+
+fn transient(url: &HttpUrl, status: StatusCode) -> Ending {
+    Ending::Transient(format!("{} answered {status}; nothing is recorded", url.authority))
 }
 
 async fn stopped(stop: &Stop<'_>) -> &'static str {
@@ -195,25 +206,6 @@ async fn stopped(stop: &Stop<'_>) -> &'static str {
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
-}
-
-// Trusts what the machine trusts.
-fn tls(host: &str) -> Result<(TlsConnector, ServerName<'static>), String> {
-    let name = ServerName::try_from(host.to_owned())
-        .map_err(|_| "its host is no name that a certificate could be for".to_owned())?;
-    let found = rustls_native_certs::load_native_certs();
-    let mut roots = RootCertStore::empty();
-    let (added, _) = roots.add_parsable_certificates(found.certs);
-    if added == 0 {
-        return Err("this machine has no trusted root certificates".into());
-    }
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| error.to_string())?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    Ok((TlsConnector::from(Arc::new(config)), name))
 }
 
 // A String of structured fields (RFC 9651), or a Display String for what is not ASCII: two keys never look alike.
@@ -258,10 +250,10 @@ mod tests {
         for url in
             ["", "/x", "ftp://a/b", "http://", "http://a:/x", "http://a:99999/", "http://ada:secret@host/"]
         {
-            let error = url.parse::<Http>().expect_err(url).to_string();
+            let error = url.parse::<HttpUrl>().expect_err(url).to_string();
             assert!(!error.contains("secret"), "{error}");
         }
-        let target = "http://[::1]:8080/a?b=c".parse::<Http>().expect("a URL").target;
-        assert_eq!((target.host.as_str(), target.port, target.path.as_str()), ("::1", 8080, "/a?b=c"));
+        let url: HttpUrl = "http://[::1]:8080/a?b=c".parse().expect("a URL");
+        assert_eq!((url.host.as_str(), url.port, url.path.as_str()), ("::1", 8080, "/a?b=c"));
     }
 }

@@ -8,6 +8,6 @@ mod sql;
 
 pub use exec::Exec;
 #[cfg(feature = "http")]
-pub use http::{Http, InvalidUrl};
+pub use http::{Http, HttpUrl, InvalidUrl};
 pub use response::RESPONSE_BYTES_MAX;
 pub use sql::Sql;

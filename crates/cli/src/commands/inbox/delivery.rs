@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use onlyonce_inbox::{
-    Body, Envelope, Exec, Http, Inbox, InboxError, Incoming, KeyExpression, Keys, Leased, Place, Receipt,
-    Sql, Verdict, Via, Work, read_message,
+    Body, Envelope, Exec, Http, HttpUrl, Inbox, InboxError, Incoming, KeyExpression, Keys, Leased, Place,
+    Receipt, Sql, Verdict, Via, Work, read_message,
 };
 
 use super::Database;
+use crate::commands::tls;
 use crate::failure::Failure;
 
 /// One message that is delivered to an inbox.
@@ -60,7 +61,10 @@ pub(super) struct Handling {
     /// Post the message here, its key in the header Idempotency-Key; the answer's body is the response. 2xx is done, 4xx but
     /// 408, 425 and 429 a failure for good; anything else leaves no record
     #[arg(long, value_name = "URL", group = "work")]
-    http: Option<Http>,
+    http: Option<HttpUrl>,
+    /// A file of certificate authorities (PEM) that the certificate of an https URL must be from, instead of the system's
+    #[arg(long, value_name = "FILE", requires = "http", conflicts_with_all = ["exec", "sql"])]
+    http_ca: Option<PathBuf>,
     /// Run the statements of this file in the transaction that records the message. Parameters: :msg_id, :biz_key, :message,
     /// :via, :source, and :NAME for the member NAME
     #[arg(long, value_name = "FILE", group = "work")]
@@ -107,7 +111,7 @@ impl Handling {
     pub(super) fn work(&self) -> Result<Work, Failure> {
         let leased = match (&self.exec, &self.http, &self.sql) {
             (Some(command), ..) => Leased::new(Exec::new(command).timeout(self.timeout)),
-            (_, Some(http), _) => Leased::new(http.clone().timeout(self.timeout)),
+            (_, Some(url), _) => Leased::new(self.service(url)?.timeout(self.timeout)),
             (_, _, Some(file)) => return Ok(Work::InTransaction(Box::new(Sql::read(file)?))),
             (None, None, None) => return Ok(Work::RecordAlone),
         };
@@ -120,6 +124,11 @@ impl Handling {
                 .map_err(|error| Failure::io("signals", &error))?;
         }
         Ok(Work::Leased(leased.lease(self.lease).stop_when(stop)))
+    }
+
+    fn service(&self, url: &HttpUrl) -> Result<Http, Failure> {
+        let tls = tls::trusting("--http-ca", self.http_ca.as_deref())?;
+        Http::new(url.clone(), &tls).map_err(|error| tls::invalid("--http", &error))
     }
 }
 

@@ -1,14 +1,13 @@
 //! Where requests come from and go to; browsers; the operator's own listener.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
-use onlyonce_gateway::{
-    Admin, AdminToken, GatewayOptions, InvalidTls, TrustedProxy, UpstreamTls, UpstreamUrl,
-};
+use onlyonce_gateway::{Admin, AdminToken, ClientTls, GatewayOptions, TrustedProxy, UpstreamUrl};
 use onlyonce_http::Cors;
 
+use crate::commands::tls::{self, doing, invalid, read};
 use crate::failure::Failure;
 
 #[derive(Debug, Args)]
@@ -44,7 +43,7 @@ impl NetworkArgs {
             return Err(Failure::Usage("--upstream is missing".into()));
         };
         let upstream_tls = self.tls()?;
-        upstream_tls.check(&upstream).map_err(|error| invalid("--upstream", &error))?;
+        upstream.check_tls(&upstream_tls).map_err(|error| invalid("--upstream", &error))?;
         Ok(GatewayOptions {
             upstream_tls,
             rewrite_host: self.rewrite_host,
@@ -55,12 +54,8 @@ impl NetworkArgs {
 }
 
 impl NetworkArgs {
-    fn tls(&self) -> Result<UpstreamTls, Failure> {
-        let mut tls = UpstreamTls::default();
-        if let Some(path) = &self.upstream_ca {
-            let pem = read("--upstream-ca", path)?;
-            tls = tls.with_roots(&pem).map_err(|error| invalid(&doing("--upstream-ca", path), &error))?;
-        }
+    fn tls(&self) -> Result<ClientTls, Failure> {
+        let mut tls = tls::trusting("--upstream-ca", self.upstream_ca.as_deref())?;
         if let (Some(cert), Some(key)) = (&self.upstream_cert, &self.upstream_key) {
             let (chain, key_pem) = (read("--upstream-cert", cert)?, read("--upstream-key", key)?);
             tls = tls
@@ -68,21 +63,6 @@ impl NetworkArgs {
                 .map_err(|error| invalid(&doing("--upstream-cert", cert), &error))?;
         }
         Ok(tls)
-    }
-}
-
-fn doing(option: &str, path: &Path) -> String {
-    format!("{option} {}", path.display())
-}
-
-fn read(option: &str, path: &Path) -> Result<Vec<u8>, Failure> {
-    std::fs::read(path).map_err(|error| Failure::io(&doing(option, path), &error))
-}
-
-fn invalid(what: &str, error: &InvalidTls) -> Failure {
-    match std::error::Error::source(error) {
-        Some(cause) => Failure::Usage(format!("{what}: {error}: {cause}")),
-        None => Failure::Usage(format!("{what}: {error}")),
     }
 }
 
