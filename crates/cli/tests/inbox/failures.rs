@@ -1,8 +1,15 @@
 //! Databases that are busy, full, read-only, or none.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::{Fixture, exists, message};
+use onlyonce_store_sqlite::rusqlite::Connection;
+
+use crate::{Fixture, Run, exists, message};
 
 #[test]
 fn busy_past_the_wait_is_75_and_nothing_is_changed() {
@@ -107,6 +114,66 @@ fn a_database_that_cannot_be_written_is_74() {
     std::fs::remove_dir(inbox.path("inbox.db-wal")).unwrap();
     assert_eq!(inbox.log().len(), 1);
     assert_eq!(inbox.apply(&message("M2", 1), &[]).ok().line(0), "applied");
+}
+
+// Permission bits do not bind root, so the program runs as nobody when the tests run as root.
+#[test]
+fn a_file_or_a_folder_that_this_user_may_not_write_is_74_and_says_what_to_do() {
+    let inbox = Fixture::new();
+    let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    set(inbox.folder.path(), 0o755);
+    let program = inbox.path("program");
+    fs::copy(env!("CARGO_BIN_EXE_onlyonce"), &program).unwrap();
+    set(&program, 0o755);
+    let message = inbox.path(&inbox.write("message.json", message("M1", 1)));
+    set(&message, 0o644);
+    let run = |args: &[&str]| {
+        let mut command = Command::new(&program);
+        command.current_dir(inbox.folder.path()).arg("inbox").args(args).stdin(Stdio::null());
+        if rustix::process::geteuid().is_root() {
+            command.uid(65534).gid(65534);
+        }
+        Run::of(command.output().unwrap())
+    };
+    for mode in ["WAL", "DELETE"] {
+        let folder = inbox.path(mode);
+        fs::create_dir(&folder).unwrap();
+        let file = folder.join("inbox.db");
+        let db = Connection::open(&file).unwrap();
+        db.execute_batch(&format!("PRAGMA journal_mode = {mode}")).unwrap();
+        drop(db);
+        let path = format!("{mode}/inbox.db");
+        inbox.run(&["apply", &path, "message.json"]).ok();
+        for (file_mode, folder_mode) in [(0o444, 0o777), (0o666, 0o555), (0o444, 0o555)] {
+            set(&file, file_mode);
+            set(&folder, folder_mode);
+            for args in [
+                &["apply", &path, "message.json"][..],
+                &["load", &path, "message.json"],
+                &["forget", &path, "M1", "--reason", "r"],
+            ] {
+                let failed = run(args).failed(74, &path);
+                assert!(
+                    failed.stderr.contains("make both writable for this user"),
+                    "{args:?}: {}",
+                    failed.stderr
+                );
+                assert_eq!(failed.stdout, "", "{args:?}");
+            }
+            set(&folder, 0o777);
+            set(&file, 0o666);
+            let db = Connection::open(&file).unwrap();
+            let rows: i64 =
+                db.query_row("SELECT count(*) FROM inbox_deliveries", [], |row| row.get(0)).unwrap();
+            assert_eq!(rows, 1, "nothing was changed");
+        }
+    }
+    // Where there is no file yet.
+    let folder = inbox.path("closed");
+    fs::create_dir(&folder).unwrap();
+    set(&folder, 0o555);
+    run(&["apply", "closed/inbox.db", "message.json"]).failed(74, "closed/inbox.db");
+    assert!(!exists(&folder.join("inbox.db")));
 }
 
 #[test]

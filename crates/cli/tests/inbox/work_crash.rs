@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 
 use crate::work::wait_until;
 use crate::{Fixture, message};
@@ -184,6 +184,78 @@ fn read_key(stream: &std::net::TcpStream) -> String {
         .take_while(|line| !line.is_empty())
         .find_map(|line| line.strip_prefix("idempotency-key: ").map(str::to_owned));
     key.expect("a key")
+}
+
+/// As on a full disk: nothing that this process writes to files is kept from here on.
+fn fill_the_disk_of(child: &Child) {
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    prlimit(Some(Pid::from_child(child)), Resource::Fsize, none).expect("it was there");
+}
+
+#[test]
+fn a_disk_that_is_full_when_the_work_is_done_leaves_the_lease_and_says_so() {
+    let inbox = Fixture::new();
+    inbox.apply(&message("M0", 1), &[]).ok();
+    inbox.write("m.json", message("M1", 1));
+    let command = format!("{RAN}until [ -e go ]; do sleep 0.02; done; echo $ONLYONCE_ATTEMPT");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    for (work, key) in [(["--exec", &command], "M1"), (["--http", &url], "M2")] {
+        inbox.write("m.json", message(key, 1));
+        // Renewed by now and then: the test must be done in between.
+        let args = [&["apply", "inbox.db", "m.json"], &work[..], &["--lease", "1h"]].concat();
+        let child = inbox.command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        if key == "M1" {
+            wait_until("the command runs", || attempts(&inbox) == "M1 1\n");
+            fill_the_disk_of(&child);
+            inbox.write("go", "");
+        } else {
+            let (mut stream, _) = listener.accept().unwrap();
+            read_key(&stream);
+            fill_the_disk_of(&child);
+            write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone").unwrap();
+        }
+        let run = crate::Run::of(child.wait_with_output().unwrap());
+        // The work was done, and that is said; what is left is a lease, by which the next attempt is known as the second.
+        run.failed(74, "the work was done, but it could not be recorded");
+        assert_eq!(inbox.sql::<String>("PRAGMA integrity_check"), "ok");
+        let left: String = inbox.sql("SELECT msg_id || ' ' || attempt FROM inbox_leases");
+        assert_eq!(left, format!("{key} 1"));
+        assert_eq!(inbox.sql::<i64>(&format!("SELECT count(*) FROM inbox_log WHERE msg_id = '{key}'")), 0);
+        let busy = [&["apply", "inbox.db", "m.json"], &work[..], &["--busy-timeout", "50ms"]].concat();
+        inbox.run(&busy).failed(75, "another process");
+        // Nobody has to wait for its end who has looked: see docs/inbox.md.
+        inbox.execute("UPDATE inbox_leases SET until_boot_ms = 0");
+        let again = ["apply", "inbox.db", "m.json", "--exec", "echo $ONLYONCE_ATTEMPT"];
+        assert_eq!(inbox.run(&again).ok().stdout, "applied\n2\n");
+        assert_eq!(inbox.run(&again).ok().stdout, "duplicate\n2\n");
+        assert_eq!(counts(&inbox).1, 0);
+    }
+    assert_eq!(attempts(&inbox), "M1 1\n");
+}
+
+#[test]
+fn a_disk_that_is_full_at_the_commit_takes_the_statements_back() {
+    let inbox = Fixture::new();
+    inbox.execute("CREATE TABLE effects (key)");
+    inbox.write(
+        "work.sql",
+        "INSERT INTO effects VALUES (:msg_id);
+         WITH RECURSIVE n (v) AS (SELECT 1 UNION ALL SELECT v + 1 FROM n WHERE v < 3000000) SELECT count(*) FROM n",
+    );
+    inbox.apply(&message("M0", 1), &[]).ok();
+    inbox.write("m.json", message("M1", 1));
+    let args = ["apply", "inbox.db", "m.json", "--sql", "work.sql"];
+    let lock = inbox.db();
+    lock.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let child = inbox.command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    fill_the_disk_of(&child);
+    lock.execute_batch("ROLLBACK").unwrap();
+    crate::Run::of(child.wait_with_output().unwrap()).failed(74, "inbox.db");
+    assert_eq!((inbox.sql::<i64>("SELECT count(*) FROM effects"), counts(&inbox)), (0, (1, 0)));
+    assert_eq!(inbox.run(&args).ok().line(0), "applied");
+    assert_eq!((inbox.sql::<i64>("SELECT count(*) FROM effects"), counts(&inbox)), (1, (2, 0)));
 }
 
 #[test]
