@@ -24,6 +24,15 @@ const RECORDING_PATIENCE: Duration = Duration::from_millis(50);
 /// The first pause of a caller that polls for another process.
 const POLL_FIRST: Duration = Duration::from_millis(20);
 
+/// What a caller knows of its own time.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    /// When it asked, on the boot clock: no answer may be older.
+    asked_at: Duration,
+    /// For how long it waits for another one's work.
+    until: Instant,
+}
+
 /// What to do next with a follower.
 enum Next {
     Answer(Result<Begin, EngineError>),
@@ -66,7 +75,8 @@ impl Idempotency {
     }
 
     async fn begin_uncounted(&self, operation: &Operation) -> Result<Begin, EngineError> {
-        let wait_until = Instant::now() + self.policy.wait;
+        let patience =
+            Patience { asked_at: self.shared.clock.boot(), until: Instant::now() + self.policy.wait };
         loop {
             if self.shared.closing.load(Ordering::Acquire) {
                 return Err(EngineError::ShuttingDown);
@@ -76,18 +86,18 @@ impl Idempotency {
             }
             let next = match self.shared.flights.join(operation) {
                 Place::Leader(leader) => Next::Lead(leader),
-                Place::Follower(flight) => self.follow(operation, &flight, wait_until).await,
+                Place::Follower(flight) => self.follow(operation, &flight, patience).await,
             };
             match next {
                 Next::Answer(answer) => return answer,
                 Next::AskAgain => {}
-                Next::Lead(leader) => return self.lead(operation, leader, wait_until).await,
+                Next::Lead(leader) => return self.lead(operation, leader, patience.until).await,
             }
         }
     }
 
     /// Watches another caller's flight of the same operation.
-    async fn follow(&self, operation: &Operation, flight: &Arc<Flight>, wait_until: Instant) -> Next {
+    async fn follow(&self, operation: &Operation, flight: &Arc<Flight>, patience: Patience) -> Next {
         let same = flight.fingerprint == *operation.fingerprint();
         if matches!(flight.phase(), Phase::Claiming) {
             // Its answer is due within the store timeout, and is as good as an answer of our own.
@@ -97,11 +107,11 @@ impl Idempotency {
         let now = self.shared.clock.boot();
         let phase_now = flight.phase();
         if same && matches!(&phase_now, Phase::Working(live) if live.is_recording()) {
-            return self.after_recording(operation, flight, wait_until).await;
+            return self.after_recording(operation, flight, patience).await;
         }
         let (age, left, origin) = match &phase_now {
             Phase::Claiming => return Next::AskAgain,
-            Phase::Ended(end) => return self.after(operation, flight, end.clone(), wait_until),
+            Phase::Ended(end) => return self.after(operation, flight, end.clone(), patience),
             Phase::Elsewhere(seen) => (seen.age + now.saturating_sub(seen.at), seen.lease_left, &seen.origin),
             Phase::Working(live) if live.is_lost() => {
                 // A dead lease: the store knows better.
@@ -118,71 +128,98 @@ impl Idempotency {
             let retry_after = retry_after(age, left, &self.shared.random);
             Next::Answer(Ok(Begin::InProgress { retry_after, last: None, origin: origin.clone() }))
         };
-        let Some(_place) = Waiting::enter(self, wait_until) else { return in_progress() };
+        let Some(place) = Waiting::enter(self, patience.until) else {
+            return self.after_waiting(operation, flight, patience, in_progress).await;
+        };
         let elsewhere = matches!(phase_now, Phase::Elsewhere(_));
         // A lease may have been renewed by its end, or be dead: then look again. Polling sees that by itself.
-        let until = if elsewhere { wait_until } else { wait_until.min(Instant::now() + left) };
+        let until = if elsewhere { patience.until } else { patience.until.min(Instant::now() + left) };
         drop(phase_now);
         let changed = flight.until(|phase| match phase {
             Phase::Ended(end) => Some(Some(end.clone())),
             Phase::Working(_) if elsewhere => Some(None),
             Phase::Claiming | Phase::Elsewhere(_) | Phase::Working(_) => None,
         });
-        let end = match timeout_at(until, changed).await {
-            Ok(Some(end)) => end,
-            Ok(None) => return Next::AskAgain,
-            Err(_) if Instant::now() < wait_until => return Next::AskAgain,
-            Err(_) => return in_progress(),
-        };
-        self.after(operation, flight, end, wait_until)
+        match timeout_at(until, changed).await {
+            Ok(Some(end)) => self.after(operation, flight, end, patience),
+            Ok(None) => Next::AskAgain,
+            Err(_) if Instant::now() < patience.until => Next::AskAgain,
+            Err(_) => {
+                drop(place);
+                self.after_waiting(operation, flight, patience, in_progress).await
+            }
+        }
+    }
+
+    /// A follower's answer when it waits no longer: in progress, if that was so at some time since it asked. What was seen before
+    /// may be over, and its reply told to others elsewhere: one of those who wait asks the store.
+    async fn after_waiting(
+        &self,
+        operation: &Operation,
+        flight: &Arc<Flight>,
+        patience: Patience,
+        in_progress: impl Fn() -> Next,
+    ) -> Next {
+        match flight.phase() {
+            Phase::Working(live) if live.is_recording() => {
+                self.after_recording(operation, flight, patience).await
+            }
+            Phase::Elsewhere(seen) if seen.at < patience.asked_at => match self.replay_from_memory(operation)
+            {
+                // Another one asked.
+                Some(answer) => Next::Answer(Ok(answer)),
+                None => self.shared.flights.replace(operation, flight).map_or(Next::AskAgain, Next::Lead),
+            },
+            Phase::Ended(end) => self.after(operation, flight, end, patience),
+            Phase::Claiming | Phase::Elsewhere(_) | Phase::Working(_) => in_progress(),
+        }
     }
 
     /// A follower's answer while the reply is being recorded. It may be on record already, and told to others elsewhere: what
     /// this process knows is not enough to say that it is in progress.
-    async fn after_recording(
-        &self,
-        operation: &Operation,
-        flight: &Arc<Flight>,
-        wait_until: Instant,
-    ) -> Next {
+    async fn after_recording(&self, operation: &Operation, flight: &Arc<Flight>, patience: Patience) -> Next {
         let Some(_place) = Waiting::take(self) else { return crowded_out(true, &self.shared.random) };
         let ended = flight.until(|phase| match phase {
             Phase::Ended(end) => Some(end.clone()),
             Phase::Claiming | Phase::Elsewhere(_) | Phase::Working(_) => None,
         });
         match timeout(RECORDING_PATIENCE, ended).await {
-            Ok(end) => self.after(operation, flight, end, wait_until),
+            Ok(end) => self.after(operation, flight, end, patience),
             Err(_) => self.shared.flights.replace(operation, flight).map_or(Next::AskAgain, Next::Lead),
         }
     }
 
     /// A follower's answer once the flight has ended.
-    fn after(&self, operation: &Operation, flight: &Flight, end: End, wait_until: Instant) -> Next {
+    fn after(&self, operation: &Operation, flight: &Flight, end: End, patience: Patience) -> Next {
         let on_record = match &end {
-            End::Answered(ClaimOutcome::Mismatch { stored, .. }) => Some(*stored),
-            End::Answered(_) | End::Completed(_) => Some(flight.fingerprint),
+            End::Answered(ClaimOutcome::Mismatch { stored, .. }, _) => Some(*stored),
+            End::Answered(..) | End::Completed(_) => Some(flight.fingerprint),
             End::Released(_) | End::Failed(_) | End::Abandoned => None,
         };
         if let Some(stored) = on_record.filter(|stored| stored != operation.fingerprint()) {
             let origin = match end {
                 End::Completed(stored) => stored.origin,
-                End::Answered(outcome) => origin_of(outcome),
+                End::Answered(outcome, _) => origin_of(outcome),
                 End::Released(_) | End::Failed(_) | End::Abandoned => None,
             };
             return Next::Answer(Ok(Begin::Mismatch { stored, origin }));
         }
         match end {
-            End::Completed(stored) | End::Answered(ClaimOutcome::Completed(stored)) => {
+            End::Completed(stored) | End::Answered(ClaimOutcome::Completed(stored), _) => {
                 add(&self.shared.counters.replayed_from_memory);
                 Next::Answer(Ok(Begin::Completed(stored)))
             }
             // The leader's key it was not: it is this caller's.
-            End::Answered(ClaimOutcome::Mismatch { .. }) => Next::AskAgain,
+            End::Answered(ClaimOutcome::Mismatch { .. }, _) => Next::AskAgain,
+            // Of a time before this caller asked: since then it may have been completed, and told to others elsewhere.
+            End::Answered(_, sent_at) if sent_at < patience.asked_at => Next::AskAgain,
             // Too little time left to be the next one that polls: or a crowd would do so one after the other.
-            End::Answered(ClaimOutcome::InProgress { .. }) if Instant::now() + POLL_FIRST < wait_until => {
+            End::Answered(ClaimOutcome::InProgress { .. }, _)
+                if Instant::now() + POLL_FIRST < patience.until =>
+            {
                 Next::AskAgain
             }
-            End::Answered(outcome) => match without_execution(&outcome, &self.shared.random) {
+            End::Answered(outcome, _) => match without_execution(&outcome, &self.shared.random) {
                 Some(answer) => Next::Answer(Ok(answer)),
                 None => Next::AskAgain,
             },
@@ -262,7 +299,7 @@ impl Idempotency {
             // Before the flight ends, so that nobody in between asks the store again.
             self.shared.cache.put(operation.id(), operation.fingerprint(), stored, sent_at);
         }
-        leader.end(End::Answered(outcome.clone()));
+        leader.end(End::Answered(outcome.clone(), sent_at));
         match outcome {
             ClaimOutcome::Completed(stored) => {
                 add(&self.shared.counters.replayed_from_store);

@@ -74,8 +74,8 @@ pub(crate) enum End {
     Completed(StoredReply),
     /// Given back; what the leader was answered. One follower claims again.
     Released(Option<Reply>),
-    /// The store gave another answer than Acquired.
-    Answered(ClaimOutcome),
+    /// The store gave another answer than Acquired, to a claim that was sent then, on the boot clock.
+    Answered(ClaimOutcome, Duration),
     /// The store could not answer.
     Failed(EngineError),
     /// The leader went away without an answer: ask for yourself.
@@ -210,12 +210,13 @@ impl Leader {
 
     /// Another process has it: followers need not wait for this leader to know.
     pub(crate) fn elsewhere(&self, sighting: Sighting) {
-        let mut phase = self.flight.phase.lock();
-        if matches!(*phase, Phase::Claiming) {
-            *phase = Phase::Elsewhere(sighting);
-            drop(phase);
-            self.flight.changed.notify_waiters();
+        match &mut *self.flight.phase.lock() {
+            phase @ Phase::Claiming => *phase = Phase::Elsewhere(sighting),
+            // Nobody waits for the next sighting.
+            Phase::Elsewhere(before) => return *before = sighting,
+            Phase::Working(_) | Phase::Ended(_) => return,
         }
+        self.flight.changed.notify_waiters();
     }
 
     /// Ends the flight: new arrivals start afresh, then followers are told.

@@ -210,6 +210,43 @@ async fn a_copy_that_comes_while_the_reply_is_recorded_is_answered_by_what_is_on
     }
 }
 
+/// What was so before a copy asked may be over, and its reply told to others by another process.
+#[tokio::test]
+async fn a_copy_is_told_nothing_of_a_time_before_it_asked() {
+    // The answer to a claim of before comes late; and a poll of one that waits gets none, after one that did.
+    for (wait, ahead, fault) in [(ms(0), 1, Fault::LateAnswer(ms(400))), (ms(300), 2, Fault::HangAfter)] {
+        let (here, elsewhere) = two_ways();
+        let (idem, owner) = (engine(&here).wait(wait).build(), engine(&elsewhere).build());
+        let execution = acquire(&owner, &op()).await;
+        if ahead == 1 {
+            here.fail(Method::Claim, 1, fault);
+        }
+        let first = tokio::spawn({
+            let idem = idem.clone();
+            async move { idem.begin(&op()).await }
+        });
+        eventually("the first claim is sent", || here.calls(Method::Claim) > 0).await;
+        if ahead == 2 {
+            here.fail(Method::Claim, 1, fault);
+        }
+        eventually("the claim without an answer is sent", || here.calls(Method::Claim) == ahead).await;
+        execution.complete(body("done")).await;
+        assert_eq!(replayed(&owner.begin(&op()).await.unwrap()), b"done");
+        let copies = (0..50).map(|_| {
+            let idem = idem.clone();
+            tokio::spawn(async move { idem.begin(&op()).await })
+        });
+        for copy in copies.collect::<Vec<_>>() {
+            assert_eq!(replayed(&copy.await.unwrap().unwrap()), b"done", "{fault:?}");
+        }
+        // One has asked for all of them.
+        assert!(here.calls(Method::Claim) <= ahead + 2, "{} claims", here.calls(Method::Claim));
+        // Whoever asked before may be told either.
+        assert!(first.await.unwrap().is_ok());
+        all_given_back(&idem).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_completion_is_tried_until_the_store_is_back_and_the_lease_renewed() {
     for fault in
