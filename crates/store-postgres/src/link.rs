@@ -110,23 +110,30 @@ impl Ending for Transaction<'_> {
         // Once both are sent it is over, however it ends: nothing is to be sent after them.
         let tx = ManuallyDrop::new(self);
         let mut asks: Exchange<'_> = Box::pin(tx.query_typed(statement, &values));
-        let at_once = poll_fn(|context| Poll::Ready(asks.as_mut().poll(context))).await;
-        let Poll::Ready(unsent) = at_once else {
-            let commits = Box::pin(async {
-                tx.batch_execute("COMMIT").await?;
-                Ok(Vec::new())
-            });
-            let mut answers = in_order(vec![asks, commits]).await.into_iter();
-            let (rows, committed) = (answers.next().transpose(), answers.next().transpose());
-            let rows = rows.and_then(|rows| committed.map(|_| rows.unwrap_or_default()));
-            return rows.map_err(|error| Fault::from(error).in_commit());
-        };
-        // Not even sent: a COMMIT would be of the rest alone.
-        drop(asks);
-        ManuallyDrop::into_inner(tx).take_back().await;
-        match unsent {
-            Err(error) => Err(Fault::from(error).before_sending()),
-            Ok(_) => Err(Fault::internal("an answer before its question")),
+        // Sent by the first look at it, and no COMMIT before that: it would be of the rest alone.
+        match poll_fn(|context| Poll::Ready(asks.as_mut().poll(context))).await {
+            Poll::Pending => {
+                let commits = Box::pin(async {
+                    tx.batch_execute("COMMIT").await?;
+                    Ok(Vec::new())
+                });
+                let mut answers = in_order(vec![asks, commits]).await.into_iter();
+                let (rows, committed) = (answers.next().transpose(), answers.next().transpose());
+                let rows = rows.and_then(|rows| committed.map(|_| rows.unwrap_or_default()));
+                rows.map_err(|error| Fault::from(error).in_commit())
+            }
+            // Sent and answered while this thread was held up.
+            Poll::Ready(Ok(rows)) => {
+                drop(asks);
+                let committed = ManuallyDrop::into_inner(tx).commit().await;
+                committed.map(|()| rows).map_err(|error| Fault::from(error).in_commit())
+            }
+            // Refused, or not even sent.
+            Poll::Ready(Err(error)) => {
+                drop(asks);
+                ManuallyDrop::into_inner(tx).take_back().await;
+                Err(Fault::from(error).before_sending())
+            }
         }
     }
 
