@@ -11,13 +11,16 @@
 //! Exits non-zero on any error (a reply that is not 2xx, a claim that is not acquired), never on speed.
 
 mod baseline;
+mod callers;
 mod gateway;
+mod growth;
 mod http1;
 mod inbox;
 mod keys;
 mod layer;
 mod load;
 mod measure;
+mod mysql;
 mod postgres;
 mod redis;
 mod report;
@@ -60,6 +63,14 @@ enum What {
     Postgres,
     /// PostgreSQL with many records, and beside their purge.
     PostgresGrowth {
+        /// Records.
+        #[arg(long, default_value_t = 1_000_000)]
+        rows: u64,
+    },
+    /// MariaDB, on a private server: the store, and one transaction with a business write.
+    Mysql,
+    /// MariaDB with many records, and beside their purge.
+    MysqlGrowth {
         /// Records.
         #[arg(long, default_value_t = 1_000_000)]
         rows: u64,
@@ -140,6 +151,8 @@ fn main() -> Result<()> {
         What::Redis => redis::run(&plan, &mut report)?,
         What::Postgres => postgres::run(&plan, &mut report)?,
         What::PostgresGrowth { rows } => postgres::growth(&plan, rows, &mut report)?,
+        What::Mysql => mysql::run(&plan, &mut report)?,
+        What::MysqlGrowth { rows } => mysql::growth(&plan, rows, &mut report)?,
         What::Layer => layer::run(&plan, &mut report)?,
         What::Gateway(programs) => gateway::run(&plan, &programs, &mut report)?,
         What::Inbox(inbox) => inbox::run(&plan, &inbox, &mut report)?,
@@ -148,6 +161,7 @@ fn main() -> Result<()> {
             store::run(&plan, &mut report)?;
             redis::run(&plan, &mut report)?;
             postgres::run(&plan, &mut report)?;
+            mysql::run(&plan, &mut report)?;
             layer::run(&plan, &mut report)?;
             gateway::run(&plan, &programs, &mut report)?;
             inbox::run(&plan, &inbox, &mut report)?;

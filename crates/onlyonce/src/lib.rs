@@ -38,6 +38,6 @@ pub use onlyonce_store_sqlite::{self as sqlite, SqliteStore};
 #[cfg(feature = "postgres")]
 pub use onlyonce_store_postgres::{self as postgres, PostgresStore};
 
-#[cfg(all(doctest, feature = "axum", feature = "postgres"))]
+#[cfg(all(doctest, feature = "axum", feature = "mysql", feature = "postgres"))]
 #[doc = include_str!("../../../docs/transactions.md")]
 struct Transactions;
