@@ -16,7 +16,7 @@ use crate::session::{Pool, Session};
 
 /// How long a job beside the batches looks for a row that somebody holds. An owner's answer matters more: its work is done.
 const OWNER_PATIENCE: Duration = Duration::from_millis(1500);
-const CLAIM_PATIENCE: Duration = Duration::from_millis(250);
+const CLAIM_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Everything that runs batches.
 #[derive(Debug)]
