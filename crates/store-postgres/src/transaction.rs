@@ -51,7 +51,7 @@ impl PostgresStore {
     /// SERIALIZABLE: what a snapshot is too old for is [`RetryTransaction`](TxClaim::RetryTransaction).
     ///
     /// # Errors
-    /// [`StoreErrorKind::Unfit`] when the connection is to another database than the store's, or its user may not use
+    /// [`StoreErrorKind::Unfit`](onlyonce_core::StoreErrorKind::Unfit) when the connection is to another database than the store's, or its user may not use
     /// the tables. After any error, roll back.
     ///
     /// # Cancellation
@@ -80,7 +80,7 @@ impl PostgresStore {
     ///
     /// # Errors
     /// [`StoreError`]; unless `may_have_applied()`, nothing happened. When it may have: ask again with the same
-    /// operation, and its record tells. [`StoreErrorKind::Conflict`] when others went first each time.
+    /// operation, and its record tells. [`StoreErrorKind::Conflict`](onlyonce_core::StoreErrorKind::Conflict) when others went first each time.
     ///
     /// # Cancellation
     /// The transaction is rolled back before the connection is used again, unless its COMMIT was sent.
@@ -181,7 +181,7 @@ impl TransactionClaim {
     /// Stores the reply in the same transaction.
     ///
     /// # Errors
-    /// [`StoreErrorKind::Conflict`] when `tx` is not the transaction of the claim any more: it was rolled back, or to a
+    /// [`StoreErrorKind::Conflict`](onlyonce_core::StoreErrorKind::Conflict) when `tx` is not the transaction of the claim any more: it was rolled back, or to a
     /// savepoint before the claim. After any error, roll back.
     ///
     /// # Cost
