@@ -12,6 +12,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{HeaderValue, Request, Response};
 use http_body::Body;
+use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
@@ -23,7 +24,6 @@ use tower_service::Service;
 use tracing::{debug, warn};
 
 use crate::admission::{Admission, Limits};
-use crate::client_body::ClientBody;
 use crate::counters::{Counters, OpenConnection};
 use crate::exchange::{Exchange, Phase};
 use crate::options::GatewayOptions;
@@ -92,23 +92,18 @@ impl Peer {
         &self.0.exchange
     }
 
-    /// Runs its connection's tunnel, which has the socket from now on.
-    pub(crate) fn tunnel(&self, task: impl Future<Output = ()> + Send + 'static) {
+    /// Runs its connection's tunnel: the server waits for it at its shutdown and then cuts it.
+    pub(crate) fn tunnel(self, task: impl Future<Output = ()> + Send + 'static) {
         // Over HTTP/2 it is one stream of many, and the socket goes on as it was.
         if self.0.exchange.phase() != Phase::Opaque {
             self.0.tunnelled.store(true, Ordering::Relaxed);
             self.0.exchange.enter(Phase::Opaque);
         }
-        self.spawn(task);
-    }
-
-    /// Runs something of its connection's: the server waits for it at its shutdown and then cuts it.
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let peer = self.clone();
-        self.0.running.tasks.spawn(async move {
+        let running = self.0.running.clone();
+        running.tasks.spawn(async move {
             tokio::select! {
                 () = task => {}
-                () = peer.0.running.cut.cancelled() => {}
+                () = self.0.running.cut.cancelled() => {}
             }
         });
     }
@@ -134,7 +129,7 @@ pub async fn serve<S, B>(
     stop: impl Future<Output = ()>,
 ) -> Drained
 where
-    S: Service<Request<ClientBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send,
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -245,7 +240,7 @@ impl Protocols {
     /// Serves one connection to its end.
     async fn connection<S, B>(self: Arc<Self>, stream: TcpStream, service: Admission<S>)
     where
-        S: Service<Request<ClientBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
         S::Future: Send,
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
