@@ -100,7 +100,7 @@ impl Idempotency {
     async fn follow(&self, operation: &Operation, flight: &Arc<Flight>, patience: Patience) -> Next {
         let same = flight.fingerprint == *operation.fingerprint();
         if matches!(flight.phase(), Phase::Claiming) {
-            // Its answer is due within the store timeout, and is as good as an answer of our own.
+            // Its answer is due within the store timeout, and saves a question of our own, unless it is of a time before.
             let Some(_place) = Waiting::take(self) else { return crowded_out(same, &self.shared.random) };
             flight.until(|phase| (!matches!(phase, Phase::Claiming)).then_some(())).await;
         }
