@@ -5,19 +5,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use onlyonce_prove::gauge::{Held, TELLS_AFTER, Trend, held, median, share_ms};
 use serde::Serialize;
 
 use super::mix::{Count, Exchanged};
 
 const MIB: f64 = 1024.0 * 1024.0;
-
-/// Below this a run is too short to tell what grows from what fills.
-const TELLS_AFTER: Duration = Duration::from_secs(10 * 60);
-/// Memory may end so much above where it was after the first fifth: an allocator is not a scale.
-const MEMORY_SHARE: f64 = 0.05;
-const MEMORY_MIB: f64 = 2.0;
-/// Descriptors come and go with the connections of the moment.
-const DESCRIPTORS: f64 = 16.0;
+/// A file of records may end so much above where it was: it is filled page by page.
+const STORE_MIB: f64 = 2.0;
 
 /// Looks at one process.
 pub(crate) struct Gauge {
@@ -29,8 +24,8 @@ pub(crate) struct Gauge {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Look {
     seconds: f64,
-    memory_mib: f64,
-    descriptors: u64,
+    #[serde(flatten)]
+    held: Held,
     store_mib: f64,
     answers: usize,
     p50_ms: f64,
@@ -44,28 +39,20 @@ impl Gauge {
 
     /// The times are those of the answers since the last look.
     pub(crate) fn look(&self, after: Duration, mut times: Vec<Duration>) -> Result<Look> {
-        let status =
-            fs::read_to_string(format!("/proc/{}/status", self.pid)).context("the gateway has ended")?;
-        let memory = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("it has ended")?;
-        let memory_kib: f64 = memory.trim_end_matches("kB").trim().parse()?;
-        let descriptors = fs::read_dir(format!("/proc/{}/fd", self.pid))?.count() as u64;
+        let held = held(self.pid).context("the gateway has ended")?;
         let store: u64 = ["gateway.db", "gateway.db-wal"]
             .iter()
             .filter_map(|name| Some(fs::metadata(self.folder.join(name)).ok()?.len()))
             .sum();
-        times.sort_unstable();
-        let at = |share: f64| match times.len() {
-            0 => f64::NAN,
-            len => times[((len - 1) as f64 * share) as usize].as_secs_f64() * 1e3,
-        };
+        let mut at = |share| share_ms(&mut times, share).unwrap_or(f64::NAN);
+        let (p50_ms, p99_ms) = (at(0.5), at(0.99));
         Ok(Look {
             seconds: after.as_secs_f64(),
-            memory_mib: memory_kib / 1024.0,
-            descriptors,
+            held,
             store_mib: store as f64 / MIB,
             answers: times.len(),
-            p50_ms: at(0.5),
-            p99_ms: at(0.99),
+            p50_ms,
+            p99_ms,
         })
     }
 }
@@ -83,14 +70,6 @@ pub(crate) struct Soaked {
     descriptors: Option<Trend>,
     store: Option<Trend>,
     p99: Option<Trend>,
-}
-
-/// The second fifth of a run against its last; medians of the looks.
-#[derive(Clone, Copy, Debug, Serialize)]
-struct Trend {
-    early: f64,
-    late: f64,
-    flat: bool,
 }
 
 impl Soaked {
@@ -112,7 +91,12 @@ impl Soaked {
     pub(crate) fn add(&mut self, look: Look) {
         eprintln!(
             "soak: {:>5.0} s, {:.1} MiB, {} descriptors, store {:.1} MiB, p99 {:.1} ms of {}",
-            look.seconds, look.memory_mib, look.descriptors, look.store_mib, look.p99_ms, look.answers
+            look.seconds,
+            look.held.memory_mib,
+            look.held.descriptors,
+            look.store_mib,
+            look.p99_ms,
+            look.answers
         );
         self.looks.push(look);
     }
@@ -124,20 +108,19 @@ impl Soaked {
         if self.seconds < TELLS_AFTER.as_secs_f64() {
             return;
         }
-        let grown = |early: f64| early * (1.0 + MEMORY_SHARE) + MEMORY_MIB;
-        self.memory = self.trend(|look| look.memory_mib, grown);
-        self.descriptors = self.trend(|look| look.descriptors as f64, |early| early + DESCRIPTORS);
-        self.store = self.trend(|look| look.store_mib, |early| early * 1.25 + MEMORY_MIB);
-        self.p99 = self.trend(|look| look.p99_ms, |early| early * 2.0);
+        self.memory = self.trend(|look| look.held.memory_mib, Trend::of_memory);
+        self.descriptors = self.trend(|look| look.held.descriptors as f64, Trend::of_descriptors);
+        let of_store = |early, late| Trend { early, late, flat: late <= early * 1.25 + STORE_MIB };
+        self.store = self.trend(|look| look.store_mib, of_store);
+        self.p99 = self.trend(|look| look.p99_ms, Trend::of_time);
     }
 
-    fn trend(&self, of: fn(&Look) -> f64, at_most: impl Fn(f64) -> f64) -> Option<Trend> {
+    fn trend(&self, of: fn(&Look) -> f64, judged: impl Fn(f64, f64) -> Trend) -> Option<Trend> {
         let fifth = |n: usize| {
             let len = self.looks.len();
             median(self.looks[len * n / 5..len * (n + 1) / 5].iter().map(of))
         };
-        let (early, late) = (fifth(1)?, fifth(4)?);
-        Some(Trend { early, late, flat: late <= at_most(early) })
+        Some(judged(fifth(1)?, fifth(4)?))
     }
 
     /// Fails when memory or descriptors grew; times are a matter of the machine.
@@ -162,8 +145,8 @@ impl Soaked {
             println!(
                 "| {:.1} | {:.1} | {} | {:.1} | {:.1} | {:.1} |",
                 look.seconds / 60.0,
-                look.memory_mib,
-                look.descriptors,
+                look.held.memory_mib,
+                look.held.descriptors,
                 look.store_mib,
                 look.p50_ms,
                 look.p99_ms
@@ -192,12 +175,6 @@ impl Soaked {
     }
 }
 
-fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let mut values: Vec<f64> = values.filter(|value| !value.is_nan()).collect();
-    values.sort_unstable_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,8 +184,7 @@ mod tests {
         soaked.looks = (0..100)
             .map(|n| Look {
                 seconds: n as f64,
-                memory_mib: memory(n),
-                descriptors: n as u64,
+                held: Held { memory_mib: memory(n), descriptors: n as u64 },
                 store_mib: 1.0,
                 answers: 1,
                 p50_ms: 1.0,

@@ -9,6 +9,7 @@
 //! | [`clients`] | [`Callers`]: who asks, and asks again; [`Door`]: how they reach a gateway |
 //! | [`plan`] | [`Plan`]: what is to be done, and with which faults |
 //! | [`fault`] | [`FaultProxy`]: a network that delays, drops, cuts and loses replies |
+//! | [`gauge`] | [`Held`](gauge::Held): what a process holds, and whether that stays |
 //! | [`history`] | [`Event`]: what was sent, and what came back |
 //! | [`ledger`] | [`Order`]: what is posted, and written down |
 //! | [`random`] | [`Random`]: numbers from a seed |
@@ -21,6 +22,7 @@
 
 pub mod clients;
 pub mod fault;
+pub mod gauge;
 pub mod history;
 pub mod judge;
 pub mod ledger;
