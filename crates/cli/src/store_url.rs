@@ -39,6 +39,13 @@ impl std::fmt::Debug for SecretUrl {
     }
 }
 
+impl SecretUrl {
+    /// As it was written, with its password.
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 /// The option that every command with a store takes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StoreArg {

@@ -6,6 +6,7 @@
 mod common;
 
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +15,7 @@ use std::time::Duration;
 use common::PROGRAM;
 use onlyonce_core::Mutant;
 use onlyonce_prove::plan::{Gateways, Inbox};
-use onlyonce_prove::{Fault, OnUnknown, Plan, Report, Rule, Target, Work, prove};
+use onlyonce_prove::{Fault, OnUnknown, Plan, Report, Rule, Target, Work, WorkAt, prove};
 use parking_lot::Mutex;
 use testkit::{Answer, Mariadb, Postgres, Redis, Upstream};
 use tokio::time::Instant;
@@ -29,6 +30,7 @@ fn plan(store: &str, folder: &Path, seed: u64, faults: &[Fault]) -> Plan {
     Plan {
         target: Target::Gateways(Gateways {
             program: PROGRAM.into(),
+            work_at: WorkAt::Upstream,
             store: store.into(),
             count: 3,
             lease: Duration::from_secs(2),
@@ -43,7 +45,9 @@ fn plan(store: &str, folder: &Path, seed: u64, faults: &[Fault]) -> Plan {
         seed,
         breaking: BREAKING,
         healing: Duration::from_secs(60),
+        round: Duration::from_secs(60),
         callers: 12,
+        rate: None,
         faults: faults.into(),
     }
 }
@@ -61,19 +65,23 @@ async fn on_each_seed(store: &str, faults: &[Fault], restart: impl AsyncFn()) {
     for seed in SEEDS {
         let folder = tempfile::tempdir().unwrap();
         let plan = plan(store, folder.path(), *seed, faults);
-        let restarting = async {
-            loop {
-                if std::fs::remove_file(folder.path().join("want")).is_ok() {
-                    restart().await;
-                    std::fs::write(folder.path().join("back"), "").unwrap();
-                }
-                tokio::time::sleep(Duration::from_millis(20)).await;
+        held(&restarting(&plan, folder.path(), &restart).await, faults);
+    }
+}
+
+async fn restarting(plan: &Plan, folder: &Path, restart: impl AsyncFn()) -> Report {
+    let restarting = async {
+        loop {
+            if std::fs::remove_file(folder.join("want")).is_ok() {
+                restart().await;
+                std::fs::write(folder.join("back"), "").unwrap();
             }
-        };
-        tokio::select! {
-            report = prove(&plan) => held(&report.unwrap(), faults),
-            () = restarting => {}
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    };
+    tokio::select! {
+        report = prove(plan) => report.unwrap(),
+        () = restarting => unreachable!("it restarts for ever"),
     }
 }
 
@@ -112,6 +120,71 @@ async fn redis_holds() {
         server.start().await;
     };
     on_each_seed(&server.url(), &Fault::ALL, restart).await;
+}
+
+fn shops(store: &str, folder: &Path, faults: &[Fault]) -> Plan {
+    let mut plan = plan(store, folder, SEEDS[0], faults);
+    let Target::Gateways(gateways) = &mut plan.target else { panic!() };
+    gateways.work_at = WorkAt::Transaction;
+    plan
+}
+
+/// Effect and record are one transaction: exactly once, whatever is killed, and no answer that nobody knows.
+async fn shops_hold(store: &str, faults: &[Fault], restart: impl AsyncFn()) {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = shops(store, folder.path(), faults);
+    let report = restarting(&plan, folder.path(), restart).await;
+    held(&report, faults);
+    assert_eq!(report.executions, Some(report.operations), "every order, each once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn transactions_on_sqlite_hold() {
+    shops_hold("sqlite:shop.db", &[Fault::Kill, Fault::Pause], async || {}).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn transactions_on_postgres_hold() {
+    let server = Postgres::private().await;
+    let database = server.database().await;
+    let restart = async || {
+        server.kill_9().await;
+        server.start().await;
+    };
+    let url = format!("postgres://postgres@{}/{database}", server.addr());
+    shops_hold(&url, &Fault::ALL, restart).await;
+    let left =
+        server.psql(&database, "select count(*) from pg_class where relname like 'onlyonce_prove%'").await;
+    assert_eq!(left, "0", "nothing but records is left");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn transactions_on_mysql_hold() {
+    let server = Mariadb::private().await;
+    let url = server.url(&server.database().await);
+    let restart = async || {
+        server.kill_9().await;
+        server.start().await;
+    };
+    shops_hold(&url, &Fault::ALL, restart).await;
+}
+
+/// In rounds: what is judged is forgotten, but for some that are asked again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_run_is_judged_round_by_round_and_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let faults = [Fault::Kill, Fault::Pause];
+    let mut plan = plan("sqlite:prove.db", folder.path(), SEEDS[0], &faults);
+    plan.round = Duration::from_secs(2);
+    plan.rate = NonZeroU32::new(20);
+    let report = prove(&plan).await.unwrap();
+    held(&report, &faults);
+    assert!(report.rounds > 1 && report.operations <= 20 * 8 + 1, "{}", report.text());
+    let series = report.series.as_ref().unwrap();
+    let gateways = series.lives.iter().filter(|life| life.name.starts_with("gateway"));
+    assert!(gateways.clone().count() > 3 && gateways.flat_map(|life| &life.looks).count() > 8);
+    assert!(series.windows.iter().any(|window| window.p99_ms.is_some()));
+    assert!(report.text().contains("too short to say") && report.plot("x").unwrap().contains("gateway 2"));
 }
 
 fn to_an_inbox(program: &Path, work: Work, folder: &Path, faults: &[Fault]) -> Plan {
@@ -194,12 +267,13 @@ mod mutants {
     use super::*;
 
     // A minute is given: a few seeds, one after the other.
-    async fn found(mutant: Mutant, on_unknown: OnUnknown, faults: &[Fault], rule: Rule) {
+    async fn found(mutant: Mutant, (work_at, on_unknown): (WorkAt, OnUnknown), faults: &[Fault], rule: Rule) {
         for seed in 1..=5 {
             let folder = tempfile::tempdir().unwrap();
             let mut plan = plan("sqlite:prove.db", folder.path(), seed, faults);
             plan.callers = 24;
             let Target::Gateways(gateways) = &mut plan.target else { panic!() };
+            gateways.work_at = work_at;
             gateways.on_unknown = on_unknown;
             gateways.environment = vec![(Mutant::VARIABLE.into(), mutant.name().into())];
             let report = prove(&plan).await.unwrap();
@@ -212,30 +286,37 @@ mod mutants {
     }
 
     macro_rules! each {
-        ($($name:ident: $mutant:ident, $how:ident, $faults:expr, $rule:ident;)*) => {
+        ($($name:ident: $mutant:ident, $how:expr, $faults:expr, $rule:ident;)*) => {
             $(
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $name() {
-                    found(Mutant::$mutant, OnUnknown::$how, $faults, Rule::$rule).await;
+                    found(Mutant::$mutant, $how, $faults, Rule::$rule).await;
                 }
             )*
 
             #[test]
             fn none_is_left_out() {
-                assert_eq!([$(Mutant::$mutant),*], Mutant::ALL);
+                let all = Mutant::LEASED.into_iter().chain(Mutant::TRANSACTIONAL);
+                assert!([$(Mutant::$mutant),*].into_iter().eq(all));
             }
         };
     }
 
+    const HOLD: (WorkAt, OnUnknown) = (WorkAt::Upstream, OnUnknown::Hold);
+    const RETRY: (WorkAt, OnUnknown) = (WorkAt::Upstream, OnUnknown::Retry);
+    const ONCE: (WorkAt, OnUnknown) = (WorkAt::Transaction, OnUnknown::Hold);
+
     each! {
-        fencing_off: FencingOff, Retry, &[Fault::Pause], Identical;
-        token_is_a_counter: TokenIsACounter, Hold, &[], Once;
-        check_then_insert: CheckThenInsert, Hold, &[], Once;
-        answer_before_record: AnswerBeforeRecord, Hold, &[Fault::Kill], Kept;
-        release_on_disconnect: ReleaseOnDisconnect, Hold, &[], Once;
-        cache_before_fingerprint: CacheBeforeFingerprint, Hold, &[], Mismatch;
-        purge_by_age: PurgeByAge, Hold, &[], Once;
-        unique_dropped: UniqueDropped, Hold, &[], Once;
+        fencing_off: FencingOff, RETRY, &[Fault::Pause], Identical;
+        token_is_a_counter: TokenIsACounter, HOLD, &[], Once;
+        check_then_insert: CheckThenInsert, HOLD, &[], Once;
+        answer_before_record: AnswerBeforeRecord, HOLD, &[Fault::Kill], Kept;
+        release_on_disconnect: ReleaseOnDisconnect, HOLD, &[], Once;
+        cache_before_fingerprint: CacheBeforeFingerprint, HOLD, &[], Mismatch;
+        purge_by_age: PurgeByAge, HOLD, &[], Once;
+        unique_dropped: UniqueDropped, HOLD, &[], Once;
+        claim_before_transaction: ClaimBeforeTransaction, ONCE, &[Fault::Kill], Converged;
+        record_after_commit: RecordAfterCommit, ONCE, &[Fault::Kill], Converged;
     }
 }
 
@@ -282,7 +363,9 @@ async fn run_against(server: &Upstream) -> Vec<Rule> {
         seed: 3,
         breaking: Duration::from_secs(3),
         healing: Duration::from_secs(30),
+        round: Duration::from_secs(60),
         callers: 8,
+        rate: None,
         faults: Vec::new(),
     };
     let report = prove(&plan).await.unwrap();
@@ -323,6 +406,9 @@ async fn the_command_prints_its_seed_and_counts_and_refuses_what_cannot_be() {
         (&["prove", "--door", "inbox", "--lease", "10ms"], "a second or more"),
         (&["prove", "--faults", "fire"], "there are kill, pause"),
         (&["prove", "--store", "memory:"], "do not outlive"),
+        (&["prove", "--door", "transaction", "--store", "redis://localhost"], "needs SQLite, PostgreSQL"),
+        (&["prove", "--round", "1ms"], "a round is a second or more"),
+        (&["prove", "--plot", "/dev/null/plot.svg"], "/dev/null/plot.svg"),
         (&["prove", "--faults", "restart-store"], "needs a command"),
         (&["prove", "--target", "https://example.com/"], "takes an http:// URL"),
         (&["prove", "--target", "http://127.0.0.1:1/"], "cannot be reached"),

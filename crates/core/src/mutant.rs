@@ -22,11 +22,15 @@ pub enum Mutant {
     PurgeByAge,
     /// The table has no unique constraint: every insert succeeds.
     UniqueDropped,
+    /// A transactional claim is committed before the work's own transaction begins.
+    ClaimBeforeTransaction,
+    /// The work of a transaction is committed before its reply is recorded.
+    RecordAfterCommit,
 }
 
 impl Mutant {
-    /// Each of them.
-    pub const ALL: [Self; 8] = [
+    /// Each of the leased mode.
+    pub const LEASED: [Self; 8] = [
         Self::FencingOff,
         Self::TokenIsACounter,
         Self::CheckThenInsert,
@@ -36,6 +40,9 @@ impl Mutant {
         Self::PurgeByAge,
         Self::UniqueDropped,
     ];
+
+    /// Each of the transactional mode.
+    pub const TRANSACTIONAL: [Self; 2] = [Self::ClaimBeforeTransaction, Self::RecordAfterCommit];
 
     /// The environment variable that names one.
     pub const VARIABLE: &str = "ONLYONCE_MUTANT";
@@ -51,6 +58,8 @@ impl Mutant {
             Self::CacheBeforeFingerprint => "cache-before-fingerprint",
             Self::PurgeByAge => "purge-by-age",
             Self::UniqueDropped => "unique-dropped",
+            Self::ClaimBeforeTransaction => "claim-before-transaction",
+            Self::RecordAfterCommit => "record-after-commit",
         }
     }
 }
@@ -61,7 +70,8 @@ pub fn mutant(which: Mutant) -> bool {
     use std::sync::LazyLock;
     static CHOSEN: LazyLock<Option<Mutant>> = LazyLock::new(|| {
         let name = std::env::var(Mutant::VARIABLE).ok()?;
-        let found = Mutant::ALL.into_iter().find(|mutant| mutant.name() == name);
+        let mut all = Mutant::LEASED.into_iter().chain(Mutant::TRANSACTIONAL);
+        let found = all.find(|mutant| mutant.name() == name);
         Some(found.unwrap_or_else(|| panic!("{}={name} names no mutant", Mutant::VARIABLE)))
     });
     *CHOSEN == Some(which)

@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use futures_util::stream;
 use http::Response;
 use parking_lot::Mutex;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::door::Door;
 use crate::history::{Answer, Event, Execution, History, Sent};
@@ -31,6 +31,17 @@ pub struct Callers<D> {
     pace: Pace,
     events: Mutex<Vec<Event>>,
     begun: AtomicUsize,
+    known: Mutex<Known>,
+    // Of answers while things break, until somebody takes them.
+    times: Mutex<Vec<Duration>>,
+    turn: Mutex<Option<Instant>>,
+}
+
+/// What is asked again: everything from `first` on, and these.
+#[derive(Debug, Default)]
+struct Known {
+    first: usize,
+    elders: Vec<usize>,
 }
 
 /// How patient callers are.
@@ -44,6 +55,8 @@ pub struct Pace {
     pub pause: (Duration, Duration),
     /// The pause once all is healed.
     pub pause_healed: Duration,
+    /// From the begin of one operation to that of the next, over all callers, at least.
+    pub between: Duration,
 }
 
 impl Default for Pace {
@@ -56,16 +69,34 @@ impl Default for Pace {
             patience_healed: ms(30_000),
             pause: (ms(5), ms(400)),
             pause_healed: ms(100),
+            between: Duration::ZERO,
         }
     }
 }
 
-impl<D: Door> Callers<D> {
+impl Known {
+    fn pick(&self, newest: usize, random: &mut Random) -> usize {
+        let drawn = random.below(self.elders.len() + newest + 1 - self.first);
+        self.elders.get(drawn).copied().unwrap_or(self.first + drawn - self.elders.len().min(drawn))
+    }
+}
+
+impl<D> Callers<D> {
     /// Nobody has asked anything yet; time is counted from `began`. `run` is part of every key. `ours` says whether the answers are those of our gateway,
     /// which says itself what they are.
     pub fn new(door: D, began: Instant, run: String, ours: bool, pace: Pace) -> Self {
-        let (events, begun) = (Mutex::default(), AtomicUsize::new(0));
-        Self { door, began, run, ours, pace, events, begun }
+        Self {
+            door,
+            began,
+            run,
+            ours,
+            pace,
+            events: Mutex::default(),
+            begun: AtomicUsize::new(0),
+            known: Mutex::default(),
+            times: Mutex::default(),
+            turn: Mutex::default(),
+        }
     }
 
     /// How many operations were begun.
@@ -80,20 +111,52 @@ impl<D: Door> Callers<D> {
 
     /// What was seen so far, with what the ledger wrote down. See [`History`] for the rest.
     pub fn history(&self, executions: Option<Vec<Execution>>, retried: bool, healed: Duration) -> History {
-        History { events: self.events.lock().clone(), executions, retried, healed, kept: None }
+        let events = self.events.lock().clone();
+        History { events, executions, retried, healed, ..History::default() }
     }
 
+    /// What was seen, and is not kept here any longer.
+    pub(crate) fn take_events(&self) -> Vec<Event> {
+        std::mem::take(&mut *self.events.lock())
+    }
+
+    /// Of the operations so far only `elders` are asked again.
+    pub(crate) fn forget_all_but(&self, elders: Vec<usize>) {
+        *self.known.lock() = Known { first: self.begun(), elders };
+    }
+
+    /// How long answers took while things were being broken, since the last time that this was asked.
+    pub(crate) fn take_times(&self) -> Vec<Duration> {
+        std::mem::take(&mut *self.times.lock())
+    }
+}
+
+impl<D: Door> Callers<D> {
     /// One caller, at work until `end`.
     pub async fn work(&self, mut random: Random, end: Instant) {
-        while Instant::now() < end {
+        while self.turn(end).await {
             let operation = self.begun.fetch_add(1, Ordering::SeqCst);
             self.perform(operation, &mut random, end).await;
             // Somebody comes back to something old.
             if random.percent(20) {
-                let old = random.below(operation + 1);
+                let old = self.known.lock().pick(operation, &mut random);
                 self.ask(old, Sent::Original, &mut random).await;
             }
         }
+    }
+
+    /// Waits until the next operation may begin. Not past `end`.
+    async fn turn(&self, end: Instant) -> bool {
+        if self.pace.between > Duration::ZERO {
+            let turn = {
+                let mut next = self.turn.lock();
+                let turn = next.unwrap_or_else(Instant::now).max(Instant::now());
+                *next = Some(turn + self.pace.between);
+                turn
+            };
+            sleep_until(turn.min(end)).await;
+        }
+        Instant::now() < end
     }
 
     async fn perform(&self, operation: usize, random: &mut Random, end: Instant) {
@@ -126,10 +189,15 @@ impl<D: Door> Callers<D> {
 
     /// After healing: until each operation is answered, or known to be unknown; then once more.
     pub async fn converge(&self, random: &Random, at_once: usize, deadline: Instant) {
-        let count = self.begun();
+        let known: Vec<usize> = {
+            let known = self.known.lock();
+            known.elders.iter().copied().chain(known.first..self.begun()).collect()
+        };
         // Once more after all: an owner that nobody heard of may have come back, and goes on with what was unknown.
         for round in [0, u64::MAX] {
-            let settling = (0..count)
+            let settling = known
+                .clone()
+                .into_iter()
                 .map(|operation| self.settle(operation, random.fork(operation as u64 ^ round), deadline));
             stream::iter(settling).buffer_unordered(at_once).collect::<()>().await;
         }
@@ -151,7 +219,12 @@ impl<D: Door> Callers<D> {
     async fn ask(&self, operation: usize, sent: Sent, random: &mut Random) -> Answer {
         let patience = *random.pick(&self.pace.patience);
         let gateway = random.below(self.door.count());
-        self.send(operation, sent, gateway, patience).await
+        let began = Instant::now();
+        let answer = self.send(operation, sent, gateway, patience).await;
+        if !matches!(answer, Answer::Lost(_)) {
+            self.times.lock().push(began.elapsed());
+        }
+        answer
     }
 
     async fn patiently(&self, operation: usize, random: &mut Random) -> Answer {

@@ -1,10 +1,11 @@
 //! The way from a caller to a gateway.
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{Request, Response, header};
+use http::{HeaderValue, Request, Response, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -50,30 +51,37 @@ impl Door for OverTcp {
     }
 
     async fn exchange(&self, gateway: usize, key: &str, body: Bytes) -> Result<Response<Bytes>, String> {
-        let addr = self.fleet.addr(gateway);
-        let stream = TcpStream::connect(addr).await.map_err(|error| format!("connect: {error}"))?;
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
         let request = Request::post(&*self.path)
-            .header(header::HOST, addr.to_string())
             .header(header::CONTENT_TYPE, "application/json")
             .header("idempotency-key", key)
             .body(Full::new(body))
             .map_err(|error| error.to_string())?;
-        let exchange = async {
-            let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
-            let (head, body) = response.into_parts();
-            let body =
-                Limited::new(body, BODY_BYTES_MAX).collect().await.map_err(|error| error.to_string())?;
-            Ok(Response::from_parts(head, body.to_bytes()))
-        };
-        tokio::select! {
-            answer = exchange => answer,
-            // It ends when the exchange does, or breaks before.
-            broken = connection => match broken {
-                Ok(()) => Err("the connection was closed".into()),
-                Err(error) => Err(error.to_string()),
-            },
-        }
+        send(self.fleet.addr(gateway), request).await
+    }
+}
+
+/// One request on a connection of its own.
+pub(crate) async fn send(
+    addr: SocketAddr,
+    mut request: Request<Full<Bytes>>,
+) -> Result<Response<Bytes>, String> {
+    let host = HeaderValue::from_str(&addr.to_string()).map_err(|error| error.to_string())?;
+    request.headers_mut().insert(header::HOST, host);
+    let stream = TcpStream::connect(addr).await.map_err(|error| format!("connect: {error}"))?;
+    let (mut sender, connection) =
+        http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
+    let exchange = async {
+        let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
+        let (head, body) = response.into_parts();
+        let body = Limited::new(body, BODY_BYTES_MAX).collect().await.map_err(|error| error.to_string())?;
+        Ok(Response::from_parts(head, body.to_bytes()))
+    };
+    tokio::select! {
+        answer = exchange => answer,
+        // It ends when the exchange does, or breaks before.
+        broken = connection => match broken {
+            Ok(()) => Err("the connection was closed".into()),
+            Err(error) => Err(error.to_string()),
+        },
     }
 }

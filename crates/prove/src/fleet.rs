@@ -11,7 +11,7 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
 use crate::fault::FaultProxy;
-use crate::plan::{Gateways, store_address};
+use crate::plan::{Gateways, WorkAt, store_address};
 use crate::run::ProveError;
 
 /// How long a gateway may take to listen.
@@ -20,6 +20,7 @@ const START_PATIENCE: Duration = Duration::from_secs(30);
 /// What listens where clients ask.
 pub(crate) struct Fleet {
     members: Vec<Member>,
+    work_at: WorkAt,
 }
 
 struct Member {
@@ -31,9 +32,14 @@ struct Member {
 
 struct Process {
     command: Box<dyn Fn() -> Command + Send + Sync>,
-    child: tokio::sync::Mutex<Option<Child>>,
+    child: tokio::sync::Mutex<Option<Running>>,
     log: std::path::PathBuf,
     stopped: Mutex<bool>,
+}
+
+struct Running {
+    child: Child,
+    since: Instant,
 }
 
 impl Fleet {
@@ -43,11 +49,13 @@ impl Fleet {
         let found = lookup_host(authority).await.map_err(|error| unreachable(error.to_string()))?;
         let addr = found.into_iter().next().ok_or_else(|| unreachable("it has no address".into()))?;
         TcpStream::connect(addr).await.map_err(|error| unreachable(error.to_string()))?;
-        Ok(Self { members: vec![Member { addr, network: None, process: None }] })
+        let members = vec![Member { addr, network: None, process: None }];
+        Ok(Self { members, work_at: WorkAt::Upstream })
     }
 
-    /// Starts them all, each with a network of its own to the store.
-    pub(crate) async fn start(gateways: &Gateways, upstream: &str) -> Result<Self, ProveError> {
+    /// Starts them all, each with a network of its own to the store. `work` is the URL of the upstream, or the name of the
+    /// table.
+    pub(crate) async fn start(gateways: &Gateways, work: &str) -> Result<Self, ProveError> {
         let mut members = Vec::new();
         for number in 0..gateways.count {
             let (store, network) = match store_address(&gateways.store) {
@@ -67,7 +75,7 @@ impl Fleet {
             let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
             let addr = port.map_err(|error| ProveError::Start(error.to_string()))?;
             let log = gateways.folder.join(format!("gateway-{number}.log"));
-            let command = command(gateways, addr, &store, upstream, &log);
+            let command = command(gateways, addr, &store, work, &log);
             let process = Process {
                 command: Box::new(command),
                 child: tokio::sync::Mutex::new(None),
@@ -79,7 +87,7 @@ impl Fleet {
             member.start(Duration::ZERO).await?;
             members.push(member);
         }
-        Ok(Self { members })
+        Ok(Self { members, work_at: gateways.work_at })
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -90,6 +98,15 @@ impl Fleet {
         self.members[number].addr
     }
 
+    /// What is in a statement whose answer is worth losing.
+    pub(crate) fn needles(&self) -> &'static [&'static str] {
+        match self.work_at {
+            // Part of every key: whatever names an operation.
+            WorkAt::Upstream => &["prove-"],
+            WorkAt::Transaction => &["prove-", "COMMIT"],
+        }
+    }
+
     pub(crate) fn network(&self, number: usize) -> Option<&FaultProxy> {
         self.members[number].network.as_ref()
     }
@@ -98,9 +115,9 @@ impl Fleet {
     pub(crate) async fn restart(&self, number: usize) -> Result<(), ProveError> {
         let member = &self.members[number];
         let Some(process) = &member.process else { return Ok(()) };
-        if let Some(mut child) = process.child.lock().await.take() {
+        if let Some(mut running) = process.child.lock().await.take() {
             *process.stopped.lock() = false;
-            let _ = child.kill().await;
+            let _ = running.child.kill().await;
         }
         member.start(START_PATIENCE).await
     }
@@ -118,13 +135,26 @@ impl Fleet {
     async fn signal(&self, number: usize, signal: Signal) {
         let Some(process) = &self.members[number].process else { return };
         // Held, so that the id is still this child's.
-        let child = process.child.lock().await;
-        let id =
-            child.as_ref().and_then(Child::id).and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        let running = process.child.lock().await;
+        let id = running
+            .as_ref()
+            .and_then(|running| running.child.id())
+            .and_then(|id| i32::try_from(id).ok())
+            .and_then(Pid::from_raw);
         if let Some(id) = id {
             *process.stopped.lock() = signal == Signal::STOP;
             let _ = kill_process(id, signal);
         }
+    }
+
+    /// The processes that run now, and since when. One that is just being started is left out.
+    pub(crate) fn processes(&self) -> Vec<(String, u32, Instant)> {
+        let running = |(number, member): (usize, &Member)| {
+            let held = member.process.as_ref()?.child.try_lock().ok()?;
+            let running = held.as_ref()?;
+            Some((format!("{} {number}", self.work_at.of()), running.child.id()?, running.since))
+        };
+        self.members.iter().enumerate().filter_map(running).collect()
     }
 
     /// Everything runs, and nothing is in the way.
@@ -140,7 +170,7 @@ impl Fleet {
             let Some(process) = &member.process else { continue };
             let ended = match process.child.lock().await.as_mut() {
                 None => true,
-                Some(child) => matches!(child.try_wait(), Ok(Some(_))),
+                Some(running) => matches!(running.child.try_wait(), Ok(Some(_))),
             };
             if ended {
                 return Err(ProveError::Ended { number, log: tail(&process.log) });
@@ -153,8 +183,8 @@ impl Fleet {
     pub(crate) async fn end(self) {
         for member in &self.members {
             let Some(process) = &member.process else { continue };
-            if let Some(mut child) = process.child.lock().await.take() {
-                let _ = child.kill().await;
+            if let Some(mut running) = process.child.lock().await.take() {
+                let _ = running.child.kill().await;
             }
         }
     }
@@ -171,7 +201,7 @@ impl Member {
                 (process.command)().spawn().map_err(|error| ProveError::Start(error.to_string()))?;
             let ended = loop {
                 if TcpStream::connect(self.addr).await.is_ok() {
-                    *held = Some(child);
+                    *held = Some(Running { child, since: Instant::now() });
                     return Ok(());
                 }
                 if matches!(child.try_wait(), Ok(Some(_))) {
@@ -195,30 +225,31 @@ fn command(
     gateways: &Gateways,
     addr: SocketAddr,
     store: &str,
-    upstream: &str,
+    work: &str,
     log: &std::path::Path,
 ) -> impl Fn() -> Command + Send + Sync + use<> {
     let (program, folder, store) = (gateways.program.clone(), gateways.folder.clone(), store.to_owned());
     let lease = format!("{}ms", gateways.lease.as_millis());
-    let (upstream, log) = (upstream.to_owned(), log.to_owned());
+    let (work_at, work, log) = (gateways.work_at, work.to_owned(), log.to_owned());
     let (on_unknown, environment) = (gateways.on_unknown.name(), gateways.environment.clone());
     move || {
         let mut command = Command::new(&program);
-        command.args(["serve", "--listen", &addr.to_string(), "--upstream", &upstream]);
-        command.args([
-            "--lease",
-            &lease,
-            "--wait",
-            "1s",
-            "--on-unknown",
-            on_unknown,
-            "--log",
-            "quiet",
-            "--scope-none",
-        ]);
+        let listen = addr.to_string();
+        match work_at {
+            WorkAt::Upstream => {
+                command.args(["serve", "--listen", &listen, "--upstream", &work, "--lease", &lease]);
+                command.args(["--wait", "1s", "--on-unknown", on_unknown, "--log", "quiet", "--scope-none"])
+            }
+            WorkAt::Transaction => command.args(["prove", "--shop", &listen, "--ledger", &work]),
+        };
         command.envs(environment.iter().cloned());
         // The URL may hold a password: not where `ps` shows it.
-        command.env("ONLYONCE_STORE", &store).current_dir(&folder).stdin(Stdio::null()).kill_on_drop(true);
+        command
+            .env("ONLYONCE_STORE", &store)
+            .env("ONLYONCE_PROVE_STORE", &store)
+            .current_dir(&folder)
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
         let output = std::fs::OpenOptions::new().create(true).append(true).open(&log);
         match output.and_then(|file| Ok((file.try_clone()?, file))) {
             Ok((out, err)) => command.stdout(out).stderr(err),

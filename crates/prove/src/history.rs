@@ -97,6 +97,8 @@ pub struct History {
     pub executions: Option<Vec<Execution>>,
     /// Whether what nobody knows of is run again on purpose: then an operation may run more than once.
     pub retried: bool,
+    /// Whether effect and record are one transaction: then there is nothing that nobody knows of.
+    pub exactly_once: bool,
     /// When everything was healed. What is sent after it must converge.
     pub healed: Duration,
     /// What an inbox keeps of itself. `None` where there is no inbox.

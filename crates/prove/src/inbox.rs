@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
+use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -49,6 +49,8 @@ pub(crate) struct Receivers {
     plan: Inbox,
     messages: AtomicUsize,
     running: Mutex<BTreeMap<usize, Arc<Mutex<Child>>>>,
+    /// How far what was done has been read: a row's id, or bytes and lines.
+    read: Mutex<(u64, usize)>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -103,7 +105,12 @@ impl Receivers {
                 .and_then(|conn| conn.execute_batch(TABLE))
                 .map_err(|error| failed(&file, &error))?;
         }
-        Ok(Self { plan: plan.clone(), messages: AtomicUsize::new(0), running: Mutex::default() })
+        Ok(Self {
+            plan: plan.clone(),
+            messages: AtomicUsize::new(0),
+            running: Mutex::default(),
+            read: Mutex::default(),
+        })
     }
 
     async fn run(&self, number: usize, bulk: bool, file: &Path) -> io::Result<Ended> {
@@ -171,40 +178,54 @@ impl Receivers {
         signal(&child, Signal::CONT);
     }
 
-    /// What was done, by what the work itself left behind.
-    pub(crate) fn executions(&self) -> Result<Vec<Execution>, ProveError> {
+    /// What was done since the last time that this was asked, by what the work itself left behind.
+    pub(crate) fn take_executions(&self) -> Result<Vec<Execution>, ProveError> {
+        let mut read_so_far = self.read.lock();
+        let (place, count) = *read_so_far;
         match self.plan.work {
-            Work::Sql => self.ask("SELECT id, operation, amount FROM executions ORDER BY id", |row| {
-                let order = Order { operation: number(row, 1)?, amount: row.get::<_, u32>(2)?.into() };
-                let id = number(row, 0)?;
-                let body = format!("{{\"operation\":{},\"execution\":{id}}}", order.operation);
-                Ok(execution(id, order, body))
-            }),
+            Work::Sql => {
+                let sql =
+                    format!("SELECT id, operation, amount FROM executions WHERE id > {place} ORDER BY id");
+                let found = self.ask(&sql, |row| {
+                    let order = Order { operation: number(row, 1)?, amount: row.get::<_, u32>(2)?.into() };
+                    let id = number(row, 0)?;
+                    let body = format!("{{\"operation\":{},\"execution\":{id}}}", order.operation);
+                    Ok(Some(execution(id, order, body)))
+                })?;
+                read_so_far.0 = found.last().map_or(place, |last| last.number as u64);
+                Ok(found)
+            }
             Work::Exec => {
-                let text = fs::read_to_string(self.plan.folder.join(LEDGER))
+                let mut text = String::new();
+                fs::File::open(self.plan.folder.join(LEDGER))
+                    .and_then(|mut file| {
+                        file.seek(SeekFrom::Start(place))?;
+                        file.read_to_string(&mut text)
+                    })
                     .map_err(|error| ProveError::Inbox(error.to_string()))?;
+                *read_so_far = (place + text.len() as u64, count + text.lines().count());
                 let read = |(number, line): (usize, &str)| {
                     let (id, message) = line.split_once(' ')?;
                     let message: Message<'_> = serde_json::from_str(message).ok()?;
                     Some(execution(number, message.order, format!("{{\"execution\":\"{id}\"}}")))
                 };
-                let lines = text.lines().enumerate();
+                let lines = (count..).zip(text.lines());
                 let found: Option<Vec<_>> = lines.map(read).collect();
                 found.ok_or_else(|| ProveError::Inbox("its ledger has a line that is none of ours".into()))
             }
         }
     }
 
-    /// What the inbox itself keeps, by its tables.
-    pub(crate) fn kept(&self) -> Result<Kept, ProveError> {
+    /// What the inbox itself keeps of these operations, by its tables.
+    pub(crate) fn kept(&self, of: impl Fn(usize) -> bool) -> Result<Kept, ProveError> {
         let counted = |table: &str| -> Result<BTreeMap<usize, usize>, ProveError> {
             let sql = format!("SELECT msg_id, count(*) FROM {table} GROUP BY msg_id");
             let rows = self.ask(&sql, |row| {
                 let id: String = row.get(0)?;
                 let operation = id.rsplit('-').next().and_then(|number| number.parse().ok());
-                Ok(operation.zip(Some(number(row, 1)?)))
+                Ok(operation.filter(|operation| of(*operation)).zip(Some(number(row, 1)?)))
             })?;
-            Ok(rows.into_iter().flatten().collect())
+            Ok(rows.into_iter().collect())
         };
         Ok(Kept { records: counted("inbox_log")?, deliveries: counted("inbox_deliveries")? })
     }
@@ -212,13 +233,14 @@ impl Receivers {
     fn ask<T>(
         &self,
         sql: &str,
-        read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
+        read: impl FnMut(&Row<'_>) -> rusqlite::Result<Option<T>>,
     ) -> Result<Vec<T>, ProveError> {
         let file = self.plan.folder.join(DATABASE);
         let conn = Connection::open_with_flags(file, OpenFlags::SQLITE_OPEN_READ_ONLY)
             .map_err(|error| unreadable(&error))?;
         let mut query = conn.prepare(sql).map_err(|error| unreadable(&error))?;
-        query.query_map([], read).and_then(Iterator::collect).map_err(|error| unreadable(&error))
+        let rows = query.query_map([], read).map_err(|error| unreadable(&error))?;
+        rows.filter_map(Result::transpose).collect::<Result<_, _>>().map_err(|error| unreadable(&error))
     }
 }
 

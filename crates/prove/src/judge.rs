@@ -189,7 +189,7 @@ fn check_end(events: &[&Event], history: &History, found: &mut impl FnMut(Rule, 
     match after.max_by_key(|event| event.ended).map(|event| &event.answer) {
         None => found(Rule::Converged, "it was never asked after healing".into()),
         Some(Answer::Reply { .. }) => {}
-        Some(answer) if answer.is_code("outcome-unknown") => {}
+        Some(answer) if answer.is_code("outcome-unknown") && !history.exactly_once => {}
         Some(answer) => found(Rule::Converged, format!("its last answer is {answer:?}")),
     }
 }
@@ -250,9 +250,8 @@ mod tests {
                 event(110, Sent::Original, reply("one")),
             ],
             executions: Some(vec![ran(0, Sent::Original, "one")]),
-            retried: false,
             healed: at(100),
-            kept: None,
+            ..History::default()
         }
     }
 
@@ -325,11 +324,12 @@ mod tests {
                     event(110, Sent::Original, refused(409, "outcome-unknown")),
                 ],
                 executions: Some(executions),
-                retried: false,
                 healed: at(100),
-                kept: None,
+                ..History::default()
             };
             assert_eq!(judge(&history), []);
+            // But not where effect and record are one transaction.
+            assert_eq!(rules(&History { exactly_once: true, ..history }), [Rule::Converged]);
         }
         // Run again on purpose: more than once, with one answer for all.
         let mut history = History { retried: true, ..sound() };

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -56,6 +57,7 @@ struct Book {
     // How long work may take at most.
     longest: Duration,
     executions: Mutex<Vec<Execution>>,
+    count: AtomicUsize,
 }
 
 impl Ledger {
@@ -63,7 +65,8 @@ impl Ledger {
     pub(crate) async fn start(began: Instant, seed: Random, longest: Duration) -> std::io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let addr = listener.local_addr()?;
-        let book = Arc::new(Book { began, seed, longest, executions: Mutex::default() });
+        let book =
+            Arc::new(Book { began, seed, longest, executions: Mutex::default(), count: AtomicUsize::new(0) });
         let its = Arc::clone(&book);
         let accepting = tokio::spawn(async move {
             loop {
@@ -91,8 +94,9 @@ impl Ledger {
         format!("http://{}", self.addr)
     }
 
-    pub(crate) fn executions(&self) -> Vec<Execution> {
-        self.book.executions.lock().clone()
+    /// What was written down since the last time that this was asked.
+    pub(crate) fn take_executions(&self) -> Vec<Execution> {
+        std::mem::take(&mut *self.book.executions.lock())
     }
 }
 
@@ -112,7 +116,7 @@ impl Book {
         // Written down when it begins: work that nobody hears of has happened all the same.
         let (number, said) = {
             let mut executions = self.executions.lock();
-            let number = executions.len();
+            let number = self.count.fetch_add(1, Ordering::SeqCst);
             let said = format!("{{\"operation\":{},\"execution\":{number}}}", order.operation);
             executions.push(Execution {
                 operation: order.operation,

@@ -12,6 +12,7 @@
 //! | [`gauge`] | [`Held`](gauge::Held): what a process holds, and whether that stays |
 //! | [`history`] | [`Event`]: what was sent, and what came back |
 //! | [`ledger`] | [`Order`]: what is posted, and written down |
+//! | [`series`] | [`Series`]: what was held and how long answers took, over time |
 //! | [`random`] | [`Random`]: numbers from a seed |
 //! | [`judge`](mod@judge) | [`judge()`]: the rules, as a pure function over a history |
 //! | [`report`] | [`Report`]: counts, violations, and the history of each operation at fault |
@@ -29,13 +30,18 @@ pub mod ledger;
 pub mod plan;
 pub mod random;
 pub mod report;
+pub mod series;
 
+mod book;
 mod door;
 mod fleet;
 mod inbox;
 mod nemesis;
+mod plot;
+mod rounds;
 mod run;
 mod subject;
+mod watch;
 
 pub use clients::{Callers, Pace};
 pub use door::Door;
@@ -43,7 +49,8 @@ pub use fault::FaultProxy;
 pub use history::{Answer, Event, Execution, History, Kept, Sent};
 pub use judge::{Rule, Violation, judge};
 pub use ledger::Order;
-pub use plan::{Fault, OnUnknown, Plan, PlanError, Target, Work};
+pub use plan::{Fault, OnUnknown, Plan, PlanError, Target, Work, WorkAt};
 pub use random::Random;
 pub use report::Report;
 pub use run::{ProveError, prove};
+pub use series::Series;

@@ -75,8 +75,8 @@ impl Nemesis {
             }
             Fault::LoseReply => {
                 let Some(network) = self.subject.network(number) else { return Ok(()) };
-                // Part of every key: whatever names an operation next.
-                network.lose_replies_to("prove-", 1 + self.random.below(3));
+                let Some(needle) = self.random.pick_if_any(self.subject.needles()) else { return Ok(()) };
+                network.lose_replies_to(*needle, 1 + self.random.below(3));
             }
             Fault::Slow => {
                 let Some(network) = self.subject.network(number) else { return Ok(()) };

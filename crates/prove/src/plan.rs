@@ -1,6 +1,7 @@
 //! What is to be done.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -19,8 +20,13 @@ pub struct Plan {
     pub breaking: Duration,
     /// How long it may take to converge afterwards.
     pub healing: Duration,
+    /// After so much of it everything is healed, judged, and forgotten but for some operations, and goes on: a run of any
+    /// length takes the memory of one round.
+    pub round: Duration,
     /// Callers at work at the same time.
     pub callers: usize,
+    /// So many operations are begun each second at most, by all callers together; as many as they can, if `None`.
+    pub rate: Option<NonZeroU32>,
     /// With these faults; none of them: nothing is broken.
     pub faults: Vec<Fault>,
 }
@@ -46,6 +52,8 @@ pub enum Target {
 pub struct Gateways {
     /// The program `onlyonce`.
     pub program: PathBuf,
+    /// Where the work is done.
+    pub work_at: WorkAt,
     /// The store, as `--store` takes it.
     pub store: String,
     /// How many.
@@ -61,6 +69,30 @@ pub struct Gateways {
     /// A shell command that restarts the store, or kills and starts it. [`Fault::RestartStore`] needs it.
     pub restart_store: Option<String>,
 }
+
+/// Where the work of a gateway is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WorkAt {
+    /// At an upstream, before which the gateways are proxies: at most once, or with one answer for all.
+    #[default]
+    Upstream,
+    /// In a transaction of the store's own database, by a server that is the program itself: exactly once.
+    Transaction,
+}
+
+impl WorkAt {
+    /// What a server is called, of which the work is done there.
+    pub fn of(self) -> &'static str {
+        match self {
+            Self::Upstream => "gateway",
+            Self::Transaction => "shop",
+        }
+    }
+}
+
+/// So many rows at once are read from servers that write them into the store's own database.
+pub const LEDGER_PAGE: usize = 1000;
 
 /// How messages are delivered to an inbox.
 #[derive(Clone, Debug)]
@@ -182,6 +214,9 @@ pub enum PlanError {
     /// Nobody knows how to restart the store.
     #[error("restart-store needs a command that restarts it")]
     NoRestart,
+    /// The effect and the record have no transaction in common.
+    #[error("a transaction of record and effect needs SQLite, PostgreSQL, MySQL or MariaDB")]
+    NoTransaction,
     /// Records in memory are gone with their process.
     #[error("records in memory do not outlive a gateway, and are not shared: name another store")]
     NotShared,
@@ -194,6 +229,9 @@ pub enum PlanError {
     /// A number that makes no sense.
     #[error("at least one gateway and one caller")]
     Nobody,
+    /// Rounds in which nothing can happen.
+    #[error("a round is a second or more")]
+    ShortRound,
 }
 
 impl Plan {
@@ -202,6 +240,9 @@ impl Plan {
     /// # Errors
     /// With the reason.
     pub fn check(&self) -> Result<(), PlanError> {
+        if self.round < Duration::from_secs(1) {
+            return Err(PlanError::ShortRound);
+        }
         match &self.target {
             Target::Server { .. } => match self.faults.first() {
                 Some(fault) => Err(PlanError::NotOurs(*fault)),
@@ -222,6 +263,9 @@ impl Plan {
                 }
                 if gateways.store.starts_with("memory:") {
                     return Err(PlanError::NotShared);
+                }
+                if gateways.work_at == WorkAt::Transaction && gateways.store.starts_with("redis") {
+                    return Err(PlanError::NoTransaction);
                 }
                 let network = store_address(&gateways.store).is_some();
                 for fault in &self.faults {
@@ -271,6 +315,7 @@ mod tests {
         Plan {
             target: Target::Gateways(Gateways {
                 program: "onlyonce".into(),
+                work_at: WorkAt::Upstream,
                 store: store.into(),
                 count: 2,
                 lease: Duration::from_secs(2),
@@ -282,7 +327,9 @@ mod tests {
             seed: 1,
             breaking: Duration::from_secs(1),
             healing: Duration::from_secs(60),
+            round: Duration::from_secs(60),
             callers: 4,
+            rate: None,
             faults: faults.into(),
         }
     }
@@ -296,6 +343,12 @@ mod tests {
         assert_eq!(plan("postgres://u@h/d", &[Fault::Cut, Fault::Slow]).check(), Ok(()));
         let nobody = Plan { callers: 0, ..plan("sqlite:a.db", &[]) };
         assert_eq!(nobody.check(), Err(PlanError::Nobody));
+        let mut redis = plan("redis://h", &[]);
+        let Target::Gateways(gateways) = &mut redis.target else { panic!() };
+        gateways.work_at = WorkAt::Transaction;
+        assert_eq!(redis.check(), Err(PlanError::NoTransaction));
+        let short = Plan { round: Duration::ZERO, ..plan("sqlite:a.db", &[]) };
+        assert_eq!(short.check(), Err(PlanError::ShortRound));
         let server = Target::Server { authority: "h:1".into(), path: "/".into() };
         let there = Plan { target: server, ..plan("sqlite:a.db", &[Fault::Kill]) };
         assert_eq!(there.check(), Err(PlanError::NotOurs(Fault::Kill)));

@@ -44,6 +44,11 @@ impl Random {
         least + Duration::from_micros(self.draw() % (span + 1))
     }
 
+    /// One of these, if there is any.
+    pub(crate) fn pick_if_any<'a, T>(&mut self, of: &'a [T]) -> Option<&'a T> {
+        (!of.is_empty()).then(|| self.pick(of))
+    }
+
     /// One of these, of which there is one at least.
     pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
         &of[self.below(of.len())]

@@ -9,6 +9,8 @@ use serde::Serialize;
 use crate::history::{Answer, Event, Execution, History};
 use crate::judge::{Rule, Violation};
 use crate::plan::Fault;
+use crate::plot::svg;
+use crate::series::Series;
 
 /// Operations whose history is shown; of the rest only the number.
 const SHOWN_MAX: usize = 3;
@@ -20,6 +22,8 @@ pub struct Report {
     pub seed: u64,
     /// How long it took, in seconds.
     pub seconds: f64,
+    /// How often all was healed and judged.
+    pub rounds: usize,
     /// Operations that were begun.
     pub operations: usize,
     /// Requests that were sent.
@@ -36,6 +40,30 @@ pub struct Report {
     pub inbox: bool,
     /// The whole history of the first operations at fault, the shortest first.
     pub histories: Vec<OperationHistory>,
+    /// What the processes held and how long answers took, over time. `None` where nobody looked.
+    pub series: Option<Series>,
+}
+
+/// What was sent and done, counted.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tally {
+    rounds: usize,
+    requests: usize,
+    answers: BTreeMap<String, usize>,
+    executions: Option<usize>,
+}
+
+impl Tally {
+    pub(crate) fn add(&mut self, history: &History) {
+        self.rounds += 1;
+        self.requests += history.events.len();
+        for event in &history.events {
+            *self.answers.entry(name(&event.answer)).or_default() += 1;
+        }
+        if let Some(executions) = &history.executions {
+            *self.executions.get_or_insert_default() += executions.len();
+        }
+    }
 }
 
 /// Everything about one operation.
@@ -59,13 +87,22 @@ impl Report {
         history: History,
         violations: Vec<Violation>,
     ) -> Self {
-        let mut answers: BTreeMap<String, usize> = BTreeMap::new();
-        for event in &history.events {
-            *answers.entry(name(&event.answer)).or_default() += 1;
-        }
+        let mut tally = Tally::default();
+        tally.add(&history);
+        Self::of(seed, operations, faults, took, tally, history, violations)
+    }
+
+    /// Of a run with so much in it, whose last round has this history.
+    pub(crate) fn of(
+        seed: u64,
+        operations: usize,
+        faults: BTreeMap<Fault, usize>,
+        took: Duration,
+        tally: Tally,
+        history: History,
+        violations: Vec<Violation>,
+    ) -> Self {
         let at_fault: BTreeSet<_> = violations.iter().map(|violation| violation.operation).collect();
-        let executions = history.executions.as_ref().map(Vec::len);
-        let requests = history.events.len();
         let inbox = history.kept.is_some();
         let mut of: BTreeMap<usize, OperationHistory> = at_fault
             .into_iter()
@@ -88,9 +125,11 @@ impl Report {
             its.events.sort_by_key(|event| event.began);
         }
         let seconds = took.as_secs_f64();
+        let Tally { rounds, requests, answers, executions } = tally;
         Self {
             seed,
             seconds,
+            rounds,
             operations,
             requests,
             answers,
@@ -99,6 +138,7 @@ impl Report {
             violations,
             inbox,
             histories,
+            series: None,
         }
     }
 
@@ -111,7 +151,8 @@ impl Report {
     pub fn text(&self) -> String {
         let mut text = String::new();
         let _ = writeln!(text, "seed        {}", self.seed);
-        let _ = writeln!(text, "time        {:.1} s", self.seconds);
+        let rounds = if self.rounds > 1 { format!(", in {} rounds", self.rounds) } else { String::new() };
+        let _ = writeln!(text, "time        {:.1} s{rounds}", self.seconds);
         let _ = writeln!(text, "operations  {}, in {} requests", self.operations, self.requests);
         if let Some(executions) = self.executions {
             let _ = writeln!(text, "executions  {executions}");
@@ -128,6 +169,9 @@ impl Report {
             let broken = self.violations.iter().filter(|violation| violation.rule == rule).count();
             let verdict = if broken == 0 { "holds".to_owned() } else { format!("BROKEN {broken} times") };
             let _ = writeln!(text, "{verdict:<18}{}", rule.promise());
+        }
+        if let Some(series) = &self.series {
+            let _ = write!(text, "\n{}", series.text());
         }
         for its in &self.histories {
             let _ = writeln!(text, "\noperation {}", its.operation);
@@ -153,6 +197,20 @@ impl Report {
             }
         }
         text
+    }
+
+    /// What the processes held and how long answers took, as a picture: a file of SVG. `None` where nobody looked.
+    pub fn plot(&self, of: &str) -> Option<String> {
+        let faults: Vec<_> = self.faults.iter().map(|(fault, count)| format!("{fault} {count}")).collect();
+        let verdict = if self.holds() { "every promise held" } else { "a promise did not hold" };
+        let subtitle = format!(
+            "{} operations, {} requests; {}; {verdict}",
+            self.operations,
+            self.requests,
+            if faults.is_empty() { "no faults".into() } else { faults.join(", ") }
+        );
+        let title = format!("{of}, seed {}, {:.0} s", self.seed, self.seconds);
+        Some(svg(self.series.as_ref()?, &title, &subtitle))
     }
 
     /// For programs.

@@ -7,18 +7,20 @@ use futures_util::future::{join_all, try_join_all};
 use thiserror::Error;
 use tokio::time::{Instant, timeout};
 
+use crate::book::{Book, Table};
 use crate::clients::{Callers, Pace};
 use crate::door::{Door, OverTcp};
 use crate::fleet::Fleet;
 use crate::history::History;
 use crate::inbox::Receivers;
-use crate::judge::judge;
 use crate::ledger::Ledger;
 use crate::nemesis::{Counts, Nemesis};
-use crate::plan::{Gateways, OnUnknown, Plan, PlanError, Target, Work};
+use crate::plan::{Gateways, OnUnknown, Plan, PlanError, Target, Work, WorkAt};
 use crate::random::Random;
-use crate::report::Report;
+use crate::report::{Report, Tally};
+use crate::rounds::Rounds;
 use crate::subject::Subject;
+use crate::watch::Watch;
 
 /// Faults that overlap.
 const AT_ONCE: u64 = 2;
@@ -49,6 +51,9 @@ pub enum ProveError {
     /// The files of an inbox cannot be written, or not be read at the end.
     #[error("the inbox of the run: {0}")]
     Inbox(String),
+    /// The table that servers write into beside their records cannot be read.
+    #[error("the table of what was done: {0}")]
+    Table(String),
     /// No random bytes for the keys of the run.
     #[error("no random bytes: {0}")]
     Random(String),
@@ -65,85 +70,151 @@ pub async fn prove(plan: &Plan) -> Result<Report, ProveError> {
     plan.check()?;
     let began = Instant::now();
     let random = Random::new(plan.seed);
+    let run = name_of_run()?;
     match &plan.target {
         Target::Server { authority, path } => {
             let fleet = Arc::new(Fleet::there(authority).await?);
             let door = OverTcp { fleet: Arc::clone(&fleet), path: path.clone() };
             let subject = Subject::Servers(fleet);
-            Run { plan, subject, random, began, gateways: None, ledger: None }.carry_out(door).await
+            Run { plan, run, subject, random, began, gateways: None, book: None }.carry_out(door).await
         }
         Target::Inbox(inbox) => {
             let receivers = Arc::new(Receivers::create(inbox)?);
             let subject = Subject::Inbox(Arc::clone(&receivers));
-            Run { plan, subject, random, began, gateways: None, ledger: None }.carry_out(receivers).await
+            Run { plan, run, subject, random, began, gateways: None, book: None }.carry_out(receivers).await
         }
         Target::Gateways(gateways) => {
-            // Work that outlasts a lease is part of it: an owner renews.
-            let ledger = Ledger::start(began, random.fork(1), gateways.lease * 3 / 2).await;
-            let ledger = ledger.map_err(|error| ProveError::Start(error.to_string()))?;
-            let fleet = Arc::new(Fleet::start(gateways, &ledger.url()).await?);
+            let (fleet, book) = match gateways.work_at {
+                WorkAt::Upstream => {
+                    // Work that outlasts a lease is part of it: an owner renews.
+                    let ledger = Ledger::start(began, random.fork(1), gateways.lease * 3 / 2).await;
+                    let ledger = ledger.map_err(|error| ProveError::Start(error.to_string()))?;
+                    (Arc::new(Fleet::start(gateways, &ledger.url()).await?), Book::Ledger(ledger))
+                }
+                WorkAt::Transaction => {
+                    let table = format!("onlyonce_prove_{run}");
+                    let fleet = Arc::new(Fleet::start(gateways, &table).await?);
+                    (Arc::clone(&fleet), Book::Table(Table::new(fleet)))
+                }
+            };
             let door = OverTcp { fleet: Arc::clone(&fleet), path: "/orders".into() };
             let subject = Subject::Servers(Arc::clone(&fleet));
-            let (gateways, ledger) = (Some(gateways), Some(&ledger));
-            let report = Run { plan, subject, random, began, gateways, ledger }.carry_out(door).await;
+            let (gateways, its) = (Some(gateways), Some(&book));
+            let report = Run { plan, run, subject, random, began, gateways, book: its }.carry_out(door).await;
+            // Where the run failed, this may fail for the same reason, which is told.
+            let closed = book.close().await;
+            drop(book);
             if let Ok(fleet) = Arc::try_unwrap(fleet) {
                 fleet.end().await;
             }
-            report
+            report.and_then(|report| closed.map(|()| report))
         }
     }
 }
 
+/// Part of every key, and of the name of the table: two runs on one store do not meet.
+fn name_of_run() -> Result<String, ProveError> {
+    let mut run = [0; 6];
+    getrandom::fill(&mut run).map_err(|error| ProveError::Random(error.to_string()))?;
+    Ok(run.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
 struct Run<'p> {
     plan: &'p Plan,
+    run: String,
     subject: Subject,
     random: Random,
     began: Instant,
     gateways: Option<&'p Gateways>,
-    ledger: Option<&'p Ledger>,
+    book: Option<&'p Book>,
 }
 
 impl Run<'_> {
     async fn carry_out(self, door: impl Door) -> Result<Report, ProveError> {
-        let mut run = [0; 6];
-        getrandom::fill(&mut run).map_err(|error| ProveError::Random(error.to_string()))?;
-        let run = run.iter().map(|byte| format!("{byte:02x}")).collect();
         // A server that is there may use other words than ours.
         let ours = !matches!(self.plan.target, Target::Server { .. });
-        let callers = Callers::new(door, self.began, run, ours, Pace::default());
-        let counts = Counts::default();
-        let at_store = Arc::new(tokio::sync::Mutex::new(()));
+        let between = self.plan.rate.map_or(Duration::ZERO, |rate| Duration::from_secs(1) / rate.get());
+        let callers =
+            Callers::new(door, self.began, self.run.clone(), ours, Pace { between, ..Pace::default() });
+        let watch = Watch::new(self.began, self.plan.breaking);
+        let report = tokio::select! {
+            never = watch.run(&self.subject, &callers) => match never {},
+            report = self.all_rounds(&callers) => report?,
+        };
+        Ok(Report { series: Some(watch.finish()), ..report })
+    }
+
+    /// Round after round, until the time is over or something is found.
+    async fn all_rounds(&self, callers: &Callers<impl Door>) -> Result<Report, ProveError> {
         let end = Instant::now() + self.plan.breaking;
-        let working = (0..self.plan.callers).map(|n| callers.work(self.random.fork(100 + n as u64), end));
+        let counts = Counts::default();
+        let (mut rounds, mut tally) = (Rounds::default(), Tally::default());
+        let mut random = self.random.clone();
+        loop {
+            // No scrap of a round at the end.
+            let left = end.saturating_duration_since(Instant::now());
+            let last = left < self.plan.round * 3 / 2;
+            let until = if last { end } else { Instant::now() + self.plan.round };
+            let healed = self.break_and_heal(callers, &random, &counts, until).await?;
+            // What was answered first: the ledger has it by then.
+            let events = callers.take_events();
+            let (executions, kept) = match &self.subject {
+                Subject::Servers(_) => match self.book {
+                    Some(book) => (Some(book.take_executions().await?), None),
+                    None => (None, None),
+                },
+                Subject::Inbox(receivers) => {
+                    let executions = receivers.take_executions()?;
+                    (Some(executions), Some(receivers.kept(|operation| rounds.knows(operation))?))
+                }
+            };
+            let (retried, exactly_once) = (self.retries(), self.is_exactly_once());
+            let seen = History { events, executions, retried, exactly_once, healed, kept };
+            tally.add(&seen);
+            let (history, violations) = rounds.judge(seen);
+            if last || !violations.is_empty() {
+                let (begun, took) = (callers.begun(), self.began.elapsed());
+                let faults = counts.lock().clone();
+                return Ok(Report::of(self.plan.seed, begun, faults, took, tally, history, violations));
+            }
+            rounds.next(history, callers.begun(), &mut random.fork(3));
+            callers.forget_all_but(rounds.elders());
+            random = random.fork(4);
+        }
+    }
+
+    /// Breaks until then, heals, and lets everything converge. Says when it was healed.
+    async fn break_and_heal(
+        &self,
+        callers: &Callers<impl Door>,
+        random: &Random,
+        counts: &Counts,
+        until: Instant,
+    ) -> Result<Duration, ProveError> {
+        let at_store = Arc::new(tokio::sync::Mutex::new(()));
+        let working = (0..self.plan.callers).map(|n| callers.work(random.fork(100 + n as u64), until));
         let breaking = (0..AT_ONCE).map(|n| {
             let nemesis = Nemesis {
                 subject: self.subject.clone(),
                 faults: self.plan.faults.clone(),
                 lease: self.lease(),
                 restart_store: self.gateways.and_then(|gateways| gateways.restart_store.clone()),
-                random: self.random.fork(10 + n),
-                counts: Arc::clone(&counts),
+                random: random.fork(10 + n),
+                counts: Arc::clone(counts),
                 at_store: Arc::clone(&at_store),
             };
-            nemesis.run(end)
+            nemesis.run(until)
         });
         let (_, broken) = tokio::join!(join_all(working), try_join_all(breaking));
         broken?;
         self.subject.heal().await?;
         let healed = callers.elapsed();
         let deadline = Instant::now() + self.plan.healing;
-        let random = self.random.fork(2);
+        let random = random.fork(2);
         let converging = callers.converge(&random, self.plan.callers * 4, deadline);
         // A request of that phase ends within half a minute.
         let _ = timeout(self.plan.healing * 2 + Duration::from_secs(60), converging).await;
-        let (executions, kept) = match &self.subject {
-            Subject::Servers(_) => (self.ledger.map(Ledger::executions), None),
-            Subject::Inbox(receivers) => (Some(receivers.executions()?), Some(receivers.kept()?)),
-        };
-        let history = History { kept, ..callers.history(executions, self.retries(), healed) };
-        let violations = judge(&history);
-        let counts = counts.lock().clone();
-        Ok(Report::new(self.plan.seed, callers.begun(), counts, self.began.elapsed(), history, violations))
+        Ok(healed)
     }
 
     fn lease(&self) -> Duration {
@@ -157,8 +228,18 @@ impl Run<'_> {
     /// Whether work whose end nobody saw is done again on purpose.
     fn retries(&self) -> bool {
         match &self.plan.target {
-            Target::Gateways(gateways) => gateways.on_unknown == OnUnknown::Retry,
+            Target::Gateways(gateways) => {
+                gateways.work_at == WorkAt::Upstream && gateways.on_unknown == OnUnknown::Retry
+            }
             Target::Inbox(inbox) => inbox.work == Work::Exec,
+            Target::Server { .. } => false,
+        }
+    }
+    /// Whether effect and record are one transaction.
+    fn is_exactly_once(&self) -> bool {
+        match &self.plan.target {
+            Target::Gateways(gateways) => gateways.work_at == WorkAt::Transaction,
+            Target::Inbox(inbox) => inbox.work == Work::Sql,
             Target::Server { .. } => false,
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::fault::FaultProxy;
 use crate::fleet::Fleet;
@@ -25,10 +25,26 @@ impl Subject {
         }
     }
 
+    /// What is in a statement whose answer is worth losing.
+    pub(crate) fn needles(&self) -> &'static [&'static str] {
+        match self {
+            Self::Servers(fleet) => fleet.needles(),
+            Self::Inbox(_) => &[],
+        }
+    }
+
     pub(crate) fn network(&self, number: usize) -> Option<&FaultProxy> {
         match self {
             Self::Servers(fleet) => fleet.network(number),
             Self::Inbox(_) => None,
+        }
+    }
+
+    /// The processes that stay, by name, with their begin.
+    pub(crate) fn processes(&self) -> Vec<(String, u32, Instant)> {
+        match self {
+            Self::Servers(fleet) => fleet.processes(),
+            Self::Inbox(_) => Vec::new(),
         }
     }
 

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use onlyonce_core::{
-    Clock, CompleteOutcome, Completion, LeaseToken, OnLeaseEnd, OnceOutcome, Operation, Pending, Reply,
-    StoreError, StoreErrorKind, StoredReply, SystemClock, TxFailure, TxOptions, TxStep,
+    Clock, CompleteOutcome, Completion, LeaseToken, Mutant, OnLeaseEnd, OnceOutcome, Operation, Pending,
+    Reply, StoreError, StoreErrorKind, StoredReply, SystemClock, TxFailure, TxOptions, TxStep, mutant,
 };
 use parking_lot::Mutex;
 use rusqlite::{Connection, Transaction, TransactionBehavior};
@@ -258,12 +258,16 @@ impl Guarded {
         F: FnOnce(&Transaction<'_>) -> Result<Reply, TxFailure>,
     {
         let guard = &self.guard;
-        let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let mut tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let claim = match claim(shared, &tx, operation, options)?.into() {
             TxStep::Work(claim) => claim,
             TxStep::Answer(outcome) => return Ok(outcome),
             TxStep::Retry => return Err(Fault::new(StoreErrorKind::Conflict, "another writer went first")),
         };
+        if mutant(Mutant::ClaimBeforeTransaction) {
+            guard.commit(tx)?;
+            tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        }
         tx.execute_batch("SAVEPOINT onlyonce_work")?;
         let limit_ms = u64::try_from(shared.options.transaction_timeout.as_millis()).unwrap_or(u64::MAX);
         let deadline_ms = boot_ms().saturating_add(limit_ms);
@@ -289,12 +293,22 @@ impl Guarded {
             }
             Err(TxFailure::Transient(cause)) => return Ok(OnceOutcome::Transient(cause)),
         };
+        if mutant(Mutant::RecordAfterCommit) {
+            guard.commit(tx)?;
+            tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        }
         let pending = claim.complete_in(&tx, reply)?;
-        guard.may_commit.store(true, Ordering::SeqCst);
-        let committed = tx.commit();
-        guard.may_commit.store(false, Ordering::SeqCst);
-        committed.map_err(|error| Fault::from(error).in_commit())?;
+        guard.commit(tx)?;
         Ok(OnceOutcome::Ran(pending.after_commit()))
+    }
+}
+
+impl Guard {
+    fn commit(&self, tx: Transaction<'_>) -> Result<(), Fault> {
+        self.may_commit.store(true, Ordering::SeqCst);
+        let committed = tx.commit();
+        self.may_commit.store(false, Ordering::SeqCst);
+        committed.map_err(|error| Fault::from(error).in_commit())
     }
 }
 

@@ -31,7 +31,7 @@ macro_rules! each {
 
         #[test]
         fn none_is_left_out() {
-            assert_eq!([$(Mutant::$mutant),*], Mutant::ALL);
+            assert_eq!([$(Mutant::$mutant),*], Mutant::LEASED);
         }
     };
 }

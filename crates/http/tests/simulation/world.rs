@@ -88,6 +88,7 @@ fn pace() -> Pace {
         patience_healed: ms(2000),
         pause: (ms(1), ms(40)),
         pause_healed: ms(20),
+        between: Duration::ZERO,
     }
 }
 

@@ -1,13 +1,18 @@
 //! `onlyonce prove`: breaks gateways and their store on purpose, and judges what came of it.
 
-use std::io::{Write, stderr, stdout};
-use std::path::PathBuf;
+mod shop;
+
+use std::fs::File;
+use std::io::{self, Write, stderr, stdout};
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use onlyonce_prove::plan::{Gateways, Inbox};
-use onlyonce_prove::{Fault, OnUnknown, Plan, ProveError, Report, Target, Work};
+use onlyonce_prove::{Fault, OnUnknown, Plan, ProveError, Report, Target, Work, WorkAt};
 
 use super::units::duration;
 use crate::failure::Failure;
@@ -16,7 +21,8 @@ use crate::failure::Failure;
 ///
 /// Starts gateways of this program on one store, before an upstream that writes every execution down and has no uniqueness of
 /// its own; callers that retry as real ones do; and a nemesis. Then it heals, waits until all converges, and checks the
-/// history. All of it is on this machine, and ends with the command. With `--door inbox` each message is delivered three times
+/// history. All of it is on this machine, and ends with the command; in a store of your own the records of the run stay.
+/// With `--door inbox` each message is delivered three times
 /// and more by processes of `onlyonce inbox`, which are killed and stopped at any point.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -40,9 +46,12 @@ Examples:
   onlyonce prove --for 60s
   onlyonce prove --store postgres://localhost/test --faults kill,pause,cut,lose-reply --seed 7
   onlyonce prove --door inbox --work exec
+  onlyonce prove --door transaction --store mysql://root@localhost/test
+  onlyonce prove --for 1h --rate 20 --plot soak.svg
   onlyonce prove --target http://127.0.0.1:3000/charges --for 30s")]
 pub(crate) struct Prove {
-    /// What is put to the proof: gateways, or an inbox
+    /// What is put to the proof: gateways before a service; an inbox; or shops of this program, whose work is in the
+    /// transaction of its record in a database of SQLite, PostgreSQL, MySQL or MariaDB (reached without TLS)
     #[arg(long, value_name = "DOOR", default_value = "gateway")]
     door: Door,
     /// What the inbox does with a message: a statement in the transaction of its record (exactly once), or a command (at
@@ -61,6 +70,10 @@ pub(crate) struct Prove {
     /// How long it may take to converge afterwards
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     healing: Duration,
+    /// Heal, judge and forget after so much of it each time, and go on with the same gateways: of what was judged some
+    /// operations are kept, and asked again. A long run takes the memory of one round
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    round: Duration,
     /// Which faults, separated by commas
     #[arg(long, value_name = "FAULT", value_delimiter = ',')]
     faults: Option<Vec<Fault>>,
@@ -70,6 +83,9 @@ pub(crate) struct Prove {
     /// Callers at work at the same time
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     callers: u16,
+    /// Begin so many operations a second at most, each of them a request or more; without it, as many as the callers can
+    #[arg(long, value_name = "N")]
+    rate: Option<NonZeroU32>,
     /// What the gateways do with an outcome that nobody knows: hold it, or run it again, which may be more than once
     #[arg(long, value_name = "HOW", default_value = "hold", value_parser = on_unknown)]
     on_unknown: OnUnknown,
@@ -83,15 +99,25 @@ pub(crate) struct Prove {
     /// JSON, and answer each execution with a body of its own
     #[arg(long, value_name = "URL", conflicts_with_all = ["door", "store", "faults", "gateways", "on_unknown", "lease", "restart_store_cmd"])]
     target: Option<http::Uri>,
+    /// Be one of the shops of `--door transaction`
+    #[arg(long, value_name = "ADDRESS", hide = true, requires = "ledger")]
+    shop: Option<SocketAddr>,
+    /// The table that a shop writes what it did into
+    #[arg(long, value_name = "NAME", hide = true)]
+    ledger: Option<String>,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
+    /// Draw the memory and the descriptors of the gateways, and the latency of answers, over time: a file of SVG
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Door {
     Gateway,
     Inbox,
+    Transaction,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -102,12 +128,24 @@ enum WorkArg {
 
 impl Prove {
     pub(crate) fn run(self) -> Result<(), Failure> {
+        if let (Some(listen), Some(ledger)) = (self.shop, &self.ledger) {
+            let runtime = super::runtime(tokio::runtime::Builder::new_multi_thread())?;
+            return runtime.block_on(shop::serve(listen, &self.store_url(), ledger));
+        }
         let folder = tempfile::tempdir().map_err(|error| Failure::io("a temporary folder", &error))?;
         let plan = self.plan(folder.path().to_owned())?;
         plan.check().map_err(|error| Failure::Usage(error.to_string()))?;
+        // What cannot be written is found out before an hour is over.
+        let unwritable = |error: &io::Error| {
+            Failure::io(&self.plot.as_deref().unwrap_or(Path::new("")).display().to_string(), error)
+        };
+        let plot = self.plot.as_ref().map(File::create).transpose().map_err(|error| unwritable(&error))?;
         self.announce(&plan)?;
         let runtime = super::runtime(tokio::runtime::Builder::new_multi_thread())?;
         let report = runtime.block_on(watched(&plan))?;
+        if let Some((mut file, drawn)) = plot.zip(report.plot(&subject(&plan))) {
+            file.write_all(drawn.as_bytes()).map_err(|error| unwritable(&error))?;
+        }
         let text = if self.json { report.json() } else { report.text() };
         match stdout().lock().write_all(text.as_bytes()).map_err(Failure::from) {
             // Whoever reads no further must still not take it for a success.
@@ -131,7 +169,8 @@ impl Prove {
             }
             None => Target::Gateways(Gateways {
                 program: program()?,
-                store: self.store.clone().unwrap_or_else(|| "sqlite:prove.db".into()),
+                work_at: if self.door == Door::Transaction { WorkAt::Transaction } else { WorkAt::Upstream },
+                store: self.store_url(),
                 count: self.gateways.into(),
                 lease: self.lease,
                 on_unknown: self.on_unknown,
@@ -145,13 +184,19 @@ impl Prove {
             seed,
             breaking: self.breaking,
             healing: self.healing,
+            round: self.round,
             callers: self.callers.into(),
+            rate: self.rate,
             faults,
         };
         Ok(match &self.faults {
             Some(faults) => plan(faults.clone()),
             None => plan(Fault::ALL.into_iter().filter(|fault| plan(vec![*fault]).check().is_ok()).collect()),
         })
+    }
+
+    fn store_url(&self) -> String {
+        self.store.clone().unwrap_or_else(|| "sqlite:prove.db".into())
     }
 
     fn refuse_what_is_no_inboxs(&self) -> Result<(), Failure> {
@@ -172,15 +217,21 @@ impl Prove {
         let names: Vec<_> = plan.faults.iter().map(|fault| fault.name()).collect();
         let faults =
             if names.is_empty() { "no faults but those of callers".into() } else { names.join(", ") };
-        let what = match &plan.target {
-            Target::Server { authority, .. } => format!("{} callers of {authority}", plan.callers),
-            Target::Gateways(gateways) => format!("{} callers of {} gateways", plan.callers, gateways.count),
-            Target::Inbox(inbox) => {
-                format!("{} senders to an inbox, with --{}", plan.callers, inbox.work.name())
-            }
-        };
+        let what = subject(plan);
         writeln!(stderr(), "seed {}: {what} for {:?}; {faults}", plan.seed, plan.breaking)?;
         Ok(())
+    }
+}
+
+/// Who asks whom. A store by its scheme: its URL may hold a password.
+fn subject(plan: &Plan) -> String {
+    match &plan.target {
+        Target::Server { authority, .. } => format!("{} callers of {authority}", plan.callers),
+        Target::Gateways(gateways) => {
+            let scheme = gateways.store.split(':').next().unwrap_or_default();
+            format!("{} callers of {} {}s on {scheme}", plan.callers, gateways.count, gateways.work_at.of())
+        }
+        Target::Inbox(inbox) => format!("{} senders to an inbox, with --{}", plan.callers, inbox.work.name()),
     }
 }
 
