@@ -10,7 +10,8 @@
 //!
 //! # Speed
 //! One writer thread takes whatever was asked while its last transaction was in flight and commits it as one: no timer,
-//! nothing added when idle, many operations a sync when busy. Renewals and completions go before claims.
+//! nothing added when idle, many operations a sync when busy. Renewals and completions go before claims. The WAL is
+//! copied back to the file (16 MiB at a time) by a thread of its own, beside the writer.
 //!
 //! # Durability
 //! Completions and marks of unknown outcome are synced before they are answered, claims under
@@ -39,6 +40,7 @@
 
 mod admin;
 mod boot;
+mod checkpoint;
 mod claims;
 mod error;
 pub mod file;

@@ -17,8 +17,8 @@ use crate::store::SqliteStore;
 
 /// A file up to this size is checked whole at start; a larger one where it is read.
 const CHECKED_WHOLE_BYTES_MAX: u64 = 4 << 20;
-/// The writer copies the WAL back to the file at this many pages: more of them are the same page again.
-const CHECKPOINT_PAGES: u32 = 4000;
+/// Where a connection copies the WAL back to the file by itself: the writer's is earlier, and has a thread for it.
+const CHECKPOINT_PAGES: u32 = 8000;
 
 /// How to open a store. [`Options::open`] creates a missing file, with mode 0600; never a folder.
 #[derive(Clone, Debug)]

@@ -18,6 +18,7 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use crate::boot::{Now, Timeline};
+use crate::checkpoint::Checkpoints;
 use crate::claims;
 use crate::error::Fault;
 use crate::file::begin_immediate;
@@ -90,7 +91,7 @@ const CHORES_MAX: usize = 64;
 const CHORE_REST: Duration = Duration::from_millis(2);
 
 /// Serves the queue until it is closed and empty.
-pub(crate) fn run(shared: &Shared, first: Connection) {
+pub(crate) fn run(shared: &Arc<Shared>, first: Connection) {
     let mut conn = Some(first);
     loop {
         let served = catch_unwind(AssertUnwindSafe(|| {
@@ -98,7 +99,7 @@ pub(crate) fn run(shared: &Shared, first: Connection) {
                 Some(conn) => conn,
                 None => reconnect(shared)?,
             };
-            Some(serve(shared, &conn))
+            Some(serve(shared, conn))
         }));
         match served {
             Ok(Some(Served::Closed) | None) => return,
@@ -115,7 +116,9 @@ enum Served {
     Broken,
 }
 
-fn serve(shared: &Shared, conn: &Connection) -> Served {
+fn serve(shared: &Arc<Shared>, mut conn: Connection) -> Served {
+    let Ok(mut checkpoints) = Checkpoints::of(&mut conn) else { return Served::Broken };
+    let conn = &conn;
     let session = Session { shared, conn, synced: std::cell::Cell::new(None) };
     let mut batch = Vec::new();
     let mut chore_rests = false;
@@ -141,6 +144,7 @@ fn serve(shared: &Shared, conn: &Connection) -> Served {
         if broken {
             return Served::Broken;
         }
+        checkpoints.step(shared, conn);
     }
 }
 

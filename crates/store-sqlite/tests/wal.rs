@@ -1,5 +1,7 @@
 //! The WAL while records are written: copied back beside the writer, used again from its start, gone at the end.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by it")]
+
 mod common;
 
 use std::path::{Path, PathBuf};
