@@ -201,7 +201,7 @@ fn differences(direct: &Played, through: &Played) -> BTreeSet<String> {
 }
 
 /// The protocol itself is another on purpose; what it carries is compared.
-fn message(start: String, headers: &HeaderMap, body: &Bytes, trailers: &HeaderMap) -> Message {
+pub(crate) fn message(start: String, headers: &HeaderMap, body: &Bytes, trailers: &HeaderMap) -> Message {
     let lines = |map: &HeaderMap| -> Vec<(String, String)> {
         map.iter().map(|(name, value)| (name.to_string(), latin1(value.as_bytes()))).collect()
     };

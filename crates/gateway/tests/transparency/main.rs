@@ -12,6 +12,7 @@ mod h2;
 mod page;
 mod play;
 mod reasons;
+mod tunnels;
 mod wire;
 
 use std::collections::BTreeMap;
@@ -66,6 +67,8 @@ async fn every_difference_from_the_direct_way_has_its_reason() {
     }
     h2::play(&mut ours, &mut theirs).await;
     groups.push(("HTTP/2 on either side", h2::len() * h2::WAYS));
+    tunnels::play(&mut ours, &mut theirs).await;
+    groups.push(("WebSocket with HTTP/2 on either side", tunnels::len() * tunnels::WAYS));
     let total: usize = groups.iter().map(|(_, len)| len).sum();
     assert!(total >= 150, "{total} cases");
     let unexplained: Vec<_> =

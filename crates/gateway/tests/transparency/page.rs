@@ -15,9 +15,8 @@ const OTHERS: &str = "\n## Through nginx";
 const BESIDE: &str = "
 ## Beside the corpus
 
-- A WebSocket over HTTP/2 (RFC 8441) is passed on in the words of the side behind: an extended CONNECT becomes a GET with `Upgrade`, and
-  the other way round; its handshake key is made and checked here, for HTTP/2 has none. A service of HTTP/2 that takes no extended CONNECT gets
-  a client of HTTP/1.1 as a plain GET, and a client of HTTP/2 gets 502. (nginx takes no extended CONNECT at all.)
+- A service of HTTP/2 that takes no extended CONNECT gets the WebSocket of a client of HTTP/1.1 as a plain GET; a client of HTTP/2 gets 502.
+  nginx offers no extended CONNECT to anybody.
 - Interim answers (103) reach clients of HTTP/1.1 alone: the HTTP/2 implementation has no way to send them. The answer itself is the same.
 - In TLS to the service behind (`https://`, `h2://`) the same bytes go over it; a connection that ends without its goodbye is not the
   end of a reply.

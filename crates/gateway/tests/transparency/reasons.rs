@@ -89,6 +89,11 @@ pub(crate) const REASONS: &[(&str, &[&str])] = &[
             "reply version is changed: HTTP/1.1 becomes HTTP/1.0",
         ],
     ),
+    (
+        "Each protocol has its own words for a WebSocket (RFC 6455 §4, RFC 8441 §5), and it goes on in those of the service behind. \
+         HTTP/2 has no key of the handshake: where the client has none, it is made and checked here.",
+        &["an extended CONNECT goes on as an `Upgrade`", "an `Upgrade` goes on as an extended CONNECT"],
+    ),
     ("A reply without a date gets one on its way: RFC 9110 §6.6.1.", &["reply header `date` is added"]),
     (
         "The gateway asks for the body itself, after its own checks: `Expect` ends here, and so does 100 (RFC 9110 §10.1.1).",
