@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use onlyonce_batch::{Answer, Answers, Ask, Job};
-use onlyonce_core::StoreErrorKind;
+use onlyonce_core::{ClaimOutcome, CompleteOutcome, StoreErrorKind, StoredReply};
 
 use crate::claims::{self, Usual};
 use crate::error::Fault;
@@ -17,6 +17,9 @@ use crate::session::{Pool, Session};
 /// How long a job beside the batches looks for a row that somebody holds. An owner's answer matters more: its work is done.
 const OWNER_PATIENCE: Duration = Duration::from_millis(1500);
 const CLAIM_PATIENCE: Duration = Duration::from_millis(500);
+
+/// A reply that is older than this is on disk: the server writes its log every second.
+const SETTLED: Duration = Duration::from_secs(60);
 
 /// Everything that runs batches.
 #[derive(Debug)]
@@ -30,6 +33,9 @@ pub(crate) struct Backend {
     pub(crate) nowait: bool,
     /// What one packet may hold, in bytes.
     pub(crate) packet_max: usize,
+    /// Whether others see a commit before it is on disk: InnoDB ends a transaction in memory and then writes its log, unless a
+    /// binary log that is synced comes first.
+    pub(crate) seen_before_synced: bool,
 }
 
 /// The jobs of one statement.
@@ -82,7 +88,9 @@ impl onlyonce_batch::Backend for Backend {
         };
         let mut session = self.pool.lend().await?;
         let answers = locked::run(&mut session, &self.tables, &[job], Patience::Until(patience)).await?;
-        answers.into_iter().next().unwrap_or(Ok(Answer::Locked))
+        let mut answers: Vec<_> = answers.into_iter().take(1).collect();
+        self.settle(&mut session, &mut answers).await;
+        answers.pop().unwrap_or(Ok(Answer::Locked))
     }
 }
 
@@ -133,14 +141,55 @@ impl Backend {
         let left: Vec<&Job> =
             jobs.iter().zip(&usual).filter(|(_, answer)| answer.is_none()).map(|(job, _)| *job).collect();
         if left.is_empty() {
-            return Ok(usual.into_iter().flatten().collect());
+            let mut answers = usual.into_iter().flatten().collect();
+            self.settle(&mut session, &mut answers).await;
+            return Ok(answers);
         }
         let rest = locked::run(&mut session, &self.tables, &left, Patience::None).await;
         // Those that were answered keep their answers.
         let rest = rest.unwrap_or_else(|fault| left.iter().map(|_| Err(fault.clone())).collect());
         let mut rest = rest.into_iter();
         let missing = || Err(Fault::internal("a job without an answer"));
-        Ok(usual.into_iter().map(|answer| answer.or_else(|| rest.next()).unwrap_or_else(missing)).collect())
+        let all = usual.into_iter().map(|answer| answer.or_else(|| rest.next()).unwrap_or_else(missing));
+        let mut answers = all.collect();
+        self.settle(&mut session, &mut answers).await;
+        Ok(answers)
+    }
+
+    // Replies that another transaction stored a moment ago are told when they are on disk, and not at all when that fails.
+    async fn settle(&self, session: &mut Session<'_>, answers: &mut Vec<Result<Answer, Fault>>) {
+        let unsettled = |answer: &Result<Answer, Fault>| match answer {
+            Ok(Answer::Claim(ClaimOutcome::Completed(stored)))
+            | Ok(Answer::Complete(
+                CompleteOutcome::AlreadyStored(stored) | CompleteOutcome::Fenced(Some(stored)),
+            )) => self.is_unsettled(stored),
+            _ => false,
+        };
+        if !answers.iter().any(unsettled) {
+            return;
+        }
+        if let Err(fault) = claims::write_log(session, &self.tables).await {
+            for answer in answers.iter_mut().filter(|answer| unsettled(answer)) {
+                *answer = Err(fault.clone());
+            }
+        }
+    }
+
+    /// Returns when what a transaction of a caller's saw is on disk. On a connection of the store's: the caller's transaction may
+    /// yet be rolled back.
+    pub(crate) async fn settle_seen(&self) -> Result<(), Fault> {
+        let write = async || claims::write_log(&mut self.pool.lend().await?, &self.tables).await;
+        match write().await {
+            // It may have lain idle while the server went away; the next one is new.
+            Err(fault) if fault.breaks_connection() => write().await,
+            written => written,
+        }
+    }
+
+    /// Whether a crash of the server may yet take this reply back, although it is seen.
+    pub(crate) fn is_unsettled(&self, stored: &StoredReply) -> bool {
+        let retention = stored.expires_at.duration_since(stored.completed_at).unwrap_or_default();
+        self.seen_before_synced && retention.saturating_sub(stored.remaining) < SETTLED
     }
 
     async fn usual(&self, session: &mut Session<'_>, kind: Kind, jobs: &[&Job]) -> Result<Usual, Fault> {

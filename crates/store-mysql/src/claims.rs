@@ -202,6 +202,30 @@ pub(crate) async fn release(
     Ok(all_or_none(changed, jobs, &Answer::Release(ReleaseOutcome::Applied)))
 }
 
+/// Returns when all that was committed before is on disk: the log is written up to a commit of its own, of a row that comes
+/// and goes in one transaction. No key holds a control character, so it meets no record.
+pub(crate) async fn write_log(session: &mut Session<'_>, tables: &Tables) -> Result<(), Fault> {
+    let mut nonce = [0; 16];
+    getrandom::fill(&mut nonce).map_err(|error| Fault::internal("no random bytes").with_source(error))?;
+    let mut insert = Sql::new(format!(
+        "INSERT INTO {} (scope, `key`, request_hash, status, locked_until, created_at, claimed_at, token, attempt, \
+         on_lease_end) VALUES ('\u{1}', ",
+        tables.keys
+    ));
+    insert.value(&nonce[..]).push(", '', '', SYSDATE(6), SYSDATE(6), SYSDATE(6), ");
+    insert.value(&nonce[..]).push(", 0, '')");
+    let mut delete = Sql::new(format!("DELETE FROM {} WHERE scope = '\u{1}' AND `key` = ", tables.keys));
+    delete.value(&nonce[..]);
+    let statements = ["START TRANSACTION".into(), insert.inlined(), delete.inlined(), "COMMIT".into()];
+    session.begun();
+    let written = session.script(&statements).await;
+    match written {
+        Ok(_) => session.ended(),
+        Err(_) => session.roll_back().await,
+    }
+    written.map(drop)
+}
+
 // When all were changed, each was. Else it is not known which; to do it once more changes nothing.
 fn all_or_none(changed: Changed, jobs: &[&Job], answer: &Answer) -> Usual {
     let all = changed.rows == jobs.len() as u64;

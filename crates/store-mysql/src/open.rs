@@ -137,7 +137,9 @@ impl Options {
         let packet_max = server.packet_max;
         let mut limits = self.limits;
         limits.batch_bytes_max = limits.batch_bytes_max.min(packet_max / 4);
-        let backend = Backend { pool, tables: Arc::new(tables), store_id, nowait, packet_max };
+        let seen_before_synced = server.seen_before_synced();
+        let backend =
+            Backend { pool, tables: Arc::new(tables), store_id, nowait, packet_max, seen_before_synced };
         let batcher = Batcher::start(backend, limits);
         Ok(MysqlStore::new(Arc::new(batcher), location, server.hazard()))
     }
@@ -208,6 +210,11 @@ impl Server {
             ));
         }
         Ok(())
+    }
+
+    // Where nothing is synced at a commit there is nothing to wait for.
+    fn seen_before_synced(&self) -> bool {
+        self.flush_at_commit == 1 && !(self.binlog && self.sync_binlog == 1)
     }
 
     /// What a power cut may lose.

@@ -8,8 +8,8 @@ use std::time::Duration;
 use mysql_async::{Conn, TxOpts};
 use onlyonce_batch::Tries;
 use onlyonce_core::{
-    Acquire, Clock, Decision, LeaseToken, OnLeaseEnd, OnceOutcome, Operation, Origin, Pending, Reply,
-    StoreError, StoreErrorKind, StoredReply, SystemClock, TxFailure, TxOptions, TxStep, decide,
+    Acquire, ClaimOutcome, Clock, Decision, LeaseToken, OnLeaseEnd, OnceOutcome, Operation, Origin, Pending,
+    Reply, StoreError, StoreErrorKind, StoredReply, SystemClock, TxFailure, TxOptions, TxStep, decide,
 };
 
 use crate::backend::Backend;
@@ -244,7 +244,14 @@ impl MysqlStore {
                     Err(fault) => Err(fault),
                 }
             }
-            Decision::Answer(answer) => Ok(TxClaim::of(answer, |lease| right(lease.attempt))),
+            Decision::Answer(answer) => {
+                if let ClaimOutcome::Completed(stored) = &answer
+                    && backend.is_unsettled(stored)
+                {
+                    backend.settle_seen().await?;
+                }
+                Ok(TxClaim::of(answer, |lease| right(lease.attempt)))
+            }
         }
     }
 }
