@@ -15,6 +15,7 @@ use http_body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
@@ -291,24 +292,26 @@ impl Protocols {
 
 impl Protocols {
     /// Tells the protocol by the first bytes, leaves them unread, and says when the first one came; `None` when none
-    /// did. What may still become a preface when its time is over is HTTP/1, which answers it.
+    /// did. What may still become a preface when its time is over, or its client has ended its side, is HTTP/1, which answers
+    /// it.
     async fn first_bytes(&self, stream: &TcpStream) -> Option<(Protocol, Instant)> {
         const PREFACE: &[u8; PREFACE_LEN] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
         let mut bytes = [0; PREFACE_LEN];
         let looked = tokio::time::timeout(self.idle_timeout, stream.peek(&mut bytes)).await;
         let mut len = looked.ok()?.ok().filter(|len| *len > 0)?;
         let since = Instant::now();
-        let mut pause = Duration::from_millis(5);
+        let (mut pause, mut ended) = (Duration::from_millis(5), false);
         loop {
             if len == PREFACE_LEN && bytes == *PREFACE {
                 return Some((Protocol::Http2, since));
             }
-            if bytes[..len] != PREFACE[..len] || since.elapsed() >= self.head_timeout {
+            if bytes[..len] != PREFACE[..len] || ended || since.elapsed() >= self.head_timeout {
                 return Some((Protocol::Http1, since));
             }
             // A preface in pieces: rare, and a socket with unread bytes cannot be waited on.
             tokio::time::sleep(pause).await;
             pause = (2 * pause).min(Duration::from_millis(250));
+            ended = stream.ready(Interest::READABLE).await.ok()?.is_read_closed();
             len = stream.peek(&mut bytes).await.ok()?;
         }
     }

@@ -43,6 +43,18 @@ async fn a_client_that_ends_its_side_gets_its_answer() {
     assert_eq!(upstream.count(), 8);
 }
 
+/// A beginning of HTTP/2, or of a POST: nobody waits for the rest of it.
+#[tokio::test]
+async fn what_is_left_of_a_preface_is_answered_when_its_client_ends_its_side() {
+    let upstream = Upstream::start(|_| Answer::ok("done")).await;
+    let gateway = Gateway::start(&upstream.url()).await;
+    for beginning in ["P", "PRI * HTTP/2.0\r\n\r\nS"] {
+        let back = ask(&gateway, beginning).await;
+        assert!(back.starts_with("HTTP/1.1 400"), "{beginning:?}: {back:?}");
+    }
+    assert_eq!(upstream.count(), 0);
+}
+
 #[tokio::test]
 async fn every_request_of_a_pipeline_that_ends_is_answered() {
     let upstream = Upstream::start(|seen| Answer::ok(seen.path().to_owned())).await;
