@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use onlyonce_core::{
-    ClaimOutcome, ClaimRequest, CompleteOutcome, Completion, LeaseToken, Operation, OperationId,
-    ReleaseOutcome, RenewOutcome, StoreError, StoreErrorKind,
+    ClaimOutcome, ClaimRequest, CompleteOutcome, Completion, CrashPoint, LeaseToken, Operation, OperationId,
+    ReleaseOutcome, RenewOutcome, StoreError, StoreErrorKind, crash_point,
 };
 use tokio::sync::{Semaphore, oneshot, watch};
 
 use crate::job::{Reply, To};
 use crate::queue::Queue;
-use crate::{Answer, Ask, Backend, Fault, Job};
+use crate::{Answer, Answers, Ask, Backend, Fault, Job};
 
 /// The bounds of a batcher.
 #[derive(Clone, Copy, Debug)]
@@ -233,7 +233,7 @@ impl<B: Backend> Shared<B> {
             let part = std::mem::replace(&mut jobs, rest);
             self.batches.fetch_add(1, Ordering::Relaxed);
             self.operations.fetch_add(part.len() as u64, Ordering::Relaxed);
-            match self.backend.run(&part).await {
+            match self.run_part(&part).await {
                 Ok(answers) => {
                     debug_assert_eq!(answers.len(), part.len(), "an answer for each job");
                     for (job, answer) in part.into_iter().zip(answers) {
@@ -265,6 +265,13 @@ impl<B: Backend> Shared<B> {
         }
     }
 
+    async fn run_part(&self, part: &[Job]) -> Result<Answers<B::Fault>, B::Fault> {
+        part.iter().for_each(|job| crash_point(job.places().0));
+        let answers = self.backend.run(part).await?;
+        part.iter().zip(&answers).for_each(|(job, answer)| crash_after(job, answer.as_ref().ok()));
+        Ok(answers)
+    }
+
     // Its operation stays in flight until it is done.
     fn run_alone(self: &Arc<Self>, job: Job) {
         self.alone.fetch_add(1, Ordering::Relaxed);
@@ -282,7 +289,9 @@ impl<B: Backend> Shared<B> {
             if job.is_given_up() {
                 return;
             }
+            crash_point(job.places().0);
             let answer = shared.backend.run_alone(&job).await;
+            crash_after(&job, answer.as_ref().ok());
             let still_locked = match &answer {
                 Ok(answer) => *answer == Answer::Locked,
                 Err(fault) => fault.is_lock_wait(),
@@ -292,6 +301,17 @@ impl<B: Backend> Shared<B> {
             }
             job.answer(answer.map_err(Arc::new));
         });
+    }
+}
+
+/// Where it was done, and nobody was told.
+fn crash_after(job: &Job, answer: Option<&Answer>) {
+    if answer.is_none_or(|answer| *answer == Answer::Locked) {
+        return;
+    }
+    crash_point(job.places().1);
+    if matches!(answer, Some(Answer::Claim(ClaimOutcome::Acquired(lease))) if lease.attempt > 1) {
+        crash_point(CrashPoint::TakeOverAfter);
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onlyonce_core::{
-    ClaimOutcome, ClaimRequest, CompleteOutcome, Completion, LeaseToken, Operation, OperationId,
+    ClaimOutcome, ClaimRequest, CompleteOutcome, Completion, CrashPoint, LeaseToken, Operation, OperationId,
     ReleaseOutcome, RenewOutcome, StoreError, StoreErrorKind,
 };
 use tokio::sync::oneshot;
@@ -74,6 +74,17 @@ impl Job {
     /// What is asked.
     pub fn ask(&self) -> &Ask {
         &self.ask
+    }
+
+    /// Where the process can be made to die: before it is done, and after it.
+    pub(crate) fn places(&self) -> (CrashPoint, CrashPoint) {
+        match self.ask {
+            Ask::Claim(_) => (CrashPoint::ClaimBefore, CrashPoint::ClaimAfter),
+            Ask::Renew { .. } => (CrashPoint::RenewBefore, CrashPoint::RenewAfter),
+            Ask::Complete { .. } => (CrashPoint::CompleteBefore, CrashPoint::CompleteAfter),
+            Ask::Release(_) => (CrashPoint::ReleaseBefore, CrashPoint::ReleaseAfter),
+            Ask::MarkUnknown(_) => (CrashPoint::UnknownBefore, CrashPoint::UnknownAfter),
+        }
     }
 
     /// The store method that was called.

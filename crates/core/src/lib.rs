@@ -18,12 +18,13 @@
 
 pub mod admin;
 pub mod clock;
+#[doc(hidden)]
+pub mod crash;
 pub mod decide;
 pub mod error;
 pub mod fingerprint;
 pub mod lease;
 pub mod memory;
-#[doc(hidden)]
 pub mod mutant;
 pub mod operation;
 pub mod reply;
@@ -35,6 +36,8 @@ pub use admin::{
     StoreStats, Target,
 };
 pub use clock::{Clock, SystemClock, TestClock};
+#[doc(hidden)]
+pub use crash::{CrashPoint, crash_point};
 pub use decide::{
     Acquire, CompleteDecision, Decision, LeaseView, OperatorDecision, Record, ReleaseDecision, RenewDecision,
     State, decide, decide_complete, decide_operator, decide_release, decide_renew,
@@ -43,7 +46,6 @@ pub use error::{StoreError, StoreErrorKind};
 pub use fingerprint::{Definition, DefinitionId, Fingerprint, FingerprintBuilder};
 pub use lease::{Lease, LeaseToken, OnLeaseEnd};
 pub use memory::MemoryStore;
-#[doc(hidden)]
 pub use mutant::{Mutant, mutant};
 pub use operation::{InvalidName, Key, Operation, OperationId, Origin, Scope};
 pub use reply::{Reply, StoredReply};

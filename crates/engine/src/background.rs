@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use onlyonce_core::{Mutant, PurgeRequest, mutant};
+use onlyonce_core::crash::dies_at;
+use onlyonce_core::{CrashPoint, Mutant, PurgeRequest, mutant};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
@@ -50,7 +51,8 @@ async fn heartbeat(shared: Weak<Shared>, wake: Arc<Notify>) {
 }
 
 async fn purge(weak: Weak<Shared>, interval: Duration) {
-    let interval = if mutant(Mutant::PurgeByAge) { Duration::from_millis(500) } else { interval };
+    let soon = mutant(Mutant::PurgeByAge) || dies_at(&[CrashPoint::PurgeBefore, CrashPoint::PurgeAfter]);
+    let interval = if soon { Duration::from_millis(500) } else { interval };
     let quarter_ms = (interval.as_millis() / 4) as u64;
     loop {
         // Jitter, so that the instances on one store do not purge in step.

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use onlyonce_core::crash::dies_at;
 use onlyonce_core::{
-    ClaimOutcome, ClaimRequest, CompleteOutcome, Fingerprint, Key, LeaseToken, Operation, Reply, Scope,
-    StoreError, StoreErrorKind,
+    ClaimOutcome, ClaimRequest, CompleteOutcome, CrashPoint, Fingerprint, Key, LeaseToken, Operation, Reply,
+    Scope, StoreError, StoreErrorKind,
 };
 use tokio::time::{Instant, sleep, timeout};
 
@@ -175,6 +176,10 @@ impl Shared {
     /// Keeps up the contact of an idle process with a network store: asks for the release of what nobody holds.
     pub(crate) fn probe_in_background(self: &Arc<Self>) {
         let interval = self.silence_max() / 3;
+        // Its release is none of an owner's.
+        if dies_at(&[CrashPoint::ReleaseBefore, CrashPoint::ReleaseAfter]) {
+            return;
+        }
         if !self.network || !self.contact.lock().take_probe(self.clock.boot(), interval) {
             return;
         }

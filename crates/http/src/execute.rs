@@ -11,7 +11,7 @@ use http::request;
 use http::{HeaderMap, Method, Request, Response, response};
 use http_body::{Body, Frame};
 use http_body_util::BodyExt;
-use onlyonce_core::{Operation, Origin, Reply, StoreErrorKind, StoredReply};
+use onlyonce_core::{CrashPoint, Operation, Origin, Reply, StoreErrorKind, StoredReply, crash_point};
 use onlyonce_engine::{Begin, Completed, EngineError, Execution, Idempotency};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
@@ -151,10 +151,14 @@ where
     let mut request = Request::from_parts(parts, RequestBody::whole(body));
     request.extensions_mut().insert(execution.context().clone());
     let call = AssertUnwindSafe(async move { service.call(request).await.map_err(Into::into) });
+    crash_point(CrashPoint::WorkBefore);
     let called = patiently(pin!(call.catch_unwind()), deadline, &run.shared, &mut run.answer).await;
     run.answer.reporter.work = started.elapsed();
     let (mut parts, body) = match called {
-        Ok(Ok(response)) => response.into_parts(),
+        Ok(Ok(response)) => {
+            crash_point(CrashPoint::WorkAfter);
+            response.into_parts()
+        }
         Ok(Err(error)) => {
             tracing::error!(error = %error, "the service behind gave no reply; the outcome is unknown");
             return run.end_unknown(execution, answer::outcome_unknown).await;
@@ -340,7 +344,9 @@ impl<RB> Run<RB> {
         headers: &mut HeaderMap,
     ) -> Option<Verdict> {
         let asked = Instant::now();
+        crash_point(CrashPoint::RecordBefore);
         let completed = execution.complete(reply).await;
+        crash_point(CrashPoint::RecordAfter);
         self.answer.reporter.store += asked.elapsed();
         let settings = self.shared.settings.clone();
         match completed {

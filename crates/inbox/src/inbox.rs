@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use onlyonce_core::{CrashPoint, crash_point};
 use onlyonce_store_sqlite::file;
 use onlyonce_store_sqlite::rusqlite::{self, Connection, OpenFlags};
 
@@ -175,7 +176,9 @@ impl Inbox {
     ) -> Result<T, InboxError> {
         file::begin_immediate(&self.conn, self.patience).map_err(self.at("cannot be written"))?;
         let done = write(&self.conn).and_then(|done| {
+            crash_point(CrashPoint::InboxCommitBefore);
             self.conn.execute_batch("COMMIT").map_err(self.at("cannot be written"))?;
+            crash_point(CrashPoint::InboxCommitAfter);
             Ok(done)
         });
         if !self.conn.is_autocommit() {

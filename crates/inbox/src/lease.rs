@@ -10,7 +10,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use onlyonce_core::{Clock, SystemClock};
+use onlyonce_core::{Clock, CrashPoint, SystemClock, crash_point};
 use onlyonce_store_sqlite::file::BootTime;
 use onlyonce_store_sqlite::rusqlite::{self, Connection, OptionalExtension, params};
 use serde::Serialize;
@@ -237,7 +237,9 @@ impl Inbox {
         let beating = thread::spawn(move || heart.beat(&is_done));
         let stop = Stop { asked: &work.stop, lost: &lost };
         let call = Call { message, attempt: held.attempt, stop };
+        crash_point(CrashPoint::InboxHandlerBefore);
         let ended = work.handler.handle(&call);
+        crash_point(CrashPoint::InboxHandlerAfter);
         end(done, beating);
         if work.stop.load(Ordering::Relaxed) && matches!(ended, Ok(Ending::Transient(_))) {
             return Err(self.interrupted(message));

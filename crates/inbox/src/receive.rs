@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::AtomicBool;
 
-use onlyonce_core::{Clock, SystemClock};
+use onlyonce_core::{Clock, CrashPoint, SystemClock, crash_point};
 use onlyonce_store_sqlite::rusqlite::{self, Connection, ErrorCode, OptionalExtension, params};
 
 use crate::envelope::{BodyDigest, Envelope};
@@ -332,7 +332,10 @@ impl Inbox {
         }
         self.heed_lease(conn, message)?;
         conn.execute_batch("SAVEPOINT inbox_work").map_err(failed())?;
-        let (verdict, status, response) = match work(conn, message)? {
+        crash_point(CrashPoint::InboxRow);
+        let worked = work(conn, message)?;
+        crash_point(CrashPoint::InboxWork);
+        let (verdict, status, response) = match worked {
             Ending::Done(response) => (Verdict::Applied, "done", response),
             Ending::Failed(response) => {
                 conn.execute_batch("ROLLBACK TO inbox_work").map_err(failed())?;

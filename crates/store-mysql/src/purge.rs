@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onlyonce_core::{PurgeRequest, Purged};
+use onlyonce_core::{CrashPoint, PurgeRequest, Purged, crash_point};
 
 use crate::backend::Backend;
 use crate::claims::delete;
@@ -88,6 +88,8 @@ async fn remove_locked(
         statements.push(delete(&backend.tables, found.iter().map(|id| (id, None)), "TRUE").inlined());
     }
     statements.push("COMMIT".into());
+    crash_point(CrashPoint::PurgeBefore);
     session.script(&statements).await?;
+    crash_point(CrashPoint::PurgeAfter);
     Ok(found.len() as u64)
 }

@@ -8,8 +8,9 @@ use std::time::Duration;
 use mysql_async::{Conn, TxOpts};
 use onlyonce_batch::Tries;
 use onlyonce_core::{
-    Acquire, ClaimOutcome, Clock, Decision, LeaseToken, OnLeaseEnd, OnceOutcome, Operation, Origin, Pending,
-    Reply, StoreError, StoreErrorKind, StoredReply, SystemClock, TxFailure, TxOptions, TxStep, decide,
+    Acquire, ClaimOutcome, Clock, CrashPoint, Decision, LeaseToken, OnLeaseEnd, OnceOutcome, Operation,
+    Origin, Pending, Reply, StoreError, StoreErrorKind, StoredReply, SystemClock, TxFailure, TxOptions,
+    TxStep, crash_point, decide,
 };
 
 use crate::backend::Backend;
@@ -146,10 +147,16 @@ impl MysqlStore {
             let mut tx = self.begin(conn).await?;
             let done = self.try_once(&mut tx, operation, options, work).await;
             let finished = match done {
-                Ok(Tried::Ran(pending)) => match tx.commit().await {
-                    Ok(()) => return Ok(OnceOutcome::Ran(pending.after_commit())),
-                    Err(error) => Err(error),
-                },
+                Ok(Tried::Ran(pending)) => {
+                    crash_point(CrashPoint::TxCommitBefore);
+                    match tx.commit().await {
+                        Ok(()) => {
+                            crash_point(CrashPoint::TxCommitAfter);
+                            return Ok(OnceOutcome::Ran(pending.after_commit()));
+                        }
+                        Err(error) => Err(error),
+                    }
+                }
                 other => {
                     // Where even that fails the connection is closed, and the server takes it back.
                     let _ = tx.rollback().await;
@@ -179,7 +186,9 @@ impl MysqlStore {
             TxStep::Answer(outcome) => return Ok(Tried::Answered(outcome)),
             TxStep::Retry => return Ok(Tried::Again),
         };
+        crash_point(CrashPoint::TxClaimed);
         let done = work(tx).await;
+        crash_point(CrashPoint::TxWorked);
         if tx.met_a_deadlock() {
             return Ok(Tried::Again);
         }

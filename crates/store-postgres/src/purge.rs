@@ -1,6 +1,6 @@
 //! The purge: small transactions on a connection of their own, each walking an index from its oldest end.
 
-use onlyonce_core::{PurgeRequest, Purged};
+use onlyonce_core::{CrashPoint, PurgeRequest, Purged, crash_point};
 use parking_lot::Mutex;
 use tokio_postgres::types::Type;
 
@@ -93,7 +93,9 @@ impl Lane {
     async fn remove(&self, session: &mut Session<'_>, span: i64, step: i64) -> Result<u64, Fault> {
         let from = *self.from.lock();
         let call = Call::new(&self.remove, vec![&from, &span, &step]);
+        crash_point(CrashPoint::PurgeBefore);
         let results = session.run(&[call], Part::Whole).await?;
+        crash_point(CrashPoint::PurgeAfter);
         let row = results
             .first()
             .and_then(|rows| rows.first())

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use onlyonce_batch::Tries;
 use onlyonce_core::{
-    OnceOutcome, Operation, Pending, Reply, StoreError, StoredReply, TxClaim as Claimed, TxFailure,
-    TxOptions, TxStep,
+    CrashPoint, OnceOutcome, Operation, Pending, Reply, StoreError, StoredReply, TxClaim as Claimed,
+    TxFailure, TxOptions, TxStep, crash_point,
 };
 use tokio_postgres::{Client, Transaction};
 
@@ -122,7 +122,9 @@ impl PostgresStore {
                 let mut tx = begun.map_err(|error| not_begun(Fault::from(error)))?;
                 let ended = match self.step(&mut tx, &operation, &options).await {
                     Ok(TxStep::Work(claim)) => {
+                        crash_point(CrashPoint::TxClaimed);
                         let done = work(&mut tx).await;
+                        crash_point(CrashPoint::TxWorked);
                         claim.end(tx, done).await
                     }
                     step => without_work(tx, step).await,
@@ -220,9 +222,14 @@ impl TransactionClaim {
             }
         };
         let completion = self.inside.completion(&self.right, &reply, self.retention);
+        // It goes out together with the COMMIT.
+        crash_point(CrashPoint::TxCommitBefore);
         let rows = tx.ask_and_commit(completion.statement, &completion.values()).await;
         match completion.answered(rows, &self.operation) {
-            Ok(stored) => Ok(Some(OnceOutcome::Ran(stored))),
+            Ok(stored) => {
+                crash_point(CrashPoint::TxCommitAfter);
+                Ok(Some(OnceOutcome::Ran(stored)))
+            }
             // The server said so: another transaction went first.
             Err(fault) if fault.is_conflict() && fault.code().is_some() => Ok(None),
             // The work ended the transaction: to run it again would do twice what it committed.

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use onlyonce_core::{
-    Capabilities, ClaimOutcome, ClaimRequest, CompleteOutcome, Completion, Fingerprint, Key, LeaseToken,
-    OnLeaseEnd, Operation, PurgeRequest, Purged, ReleaseOutcome, RenewOutcome, Reply, Scope, Store,
-    StoreError, StoreErrorKind,
+    Capabilities, ClaimOutcome, ClaimRequest, CompleteOutcome, Completion, CrashPoint, Fingerprint, Key,
+    LeaseToken, OnLeaseEnd, Operation, PurgeRequest, Purged, ReleaseOutcome, RenewOutcome, Reply, Scope,
+    Store, StoreError, StoreErrorKind, crash_point,
 };
 
 use crate::claims::Calls;
@@ -88,7 +88,13 @@ impl Store for RedisStore {
         if lease_ms < self.inner.shortest_lease_ms.load(Ordering::Relaxed) {
             self.inner.shortest_lease_ms.fetch_min(lease_ms, Ordering::Relaxed);
         }
-        self.told("claim", self.calls().claim(operation, request).await)
+        crash_point(CrashPoint::ClaimBefore);
+        let done = self.calls().claim(operation, request).await;
+        crash_point(CrashPoint::ClaimAfter);
+        if matches!(&done, Ok(ClaimOutcome::Acquired(lease)) if lease.attempt > 1) {
+            crash_point(CrashPoint::TakeOverAfter);
+        }
+        self.told("claim", done)
     }
 
     async fn renew(
@@ -97,7 +103,10 @@ impl Store for RedisStore {
         token: LeaseToken,
         lease: Duration,
     ) -> Result<RenewOutcome, StoreError> {
-        self.told("renew", self.calls().renew(operation, token, lease).await)
+        crash_point(CrashPoint::RenewBefore);
+        let done = self.calls().renew(operation, token, lease).await;
+        crash_point(CrashPoint::RenewAfter);
+        self.told("renew", done)
     }
 
     async fn complete(
@@ -105,11 +114,17 @@ impl Store for RedisStore {
         operation: &Operation,
         completion: &Completion,
     ) -> Result<CompleteOutcome, StoreError> {
-        self.told("complete", self.calls().complete(operation, completion).await)
+        crash_point(CrashPoint::CompleteBefore);
+        let done = self.calls().complete(operation, completion).await;
+        crash_point(CrashPoint::CompleteAfter);
+        self.told("complete", done)
     }
 
     async fn release(&self, operation: &Operation, token: LeaseToken) -> Result<ReleaseOutcome, StoreError> {
-        self.told("release", self.calls().release(operation, token).await)
+        crash_point(CrashPoint::ReleaseBefore);
+        let done = self.calls().release(operation, token).await;
+        crash_point(CrashPoint::ReleaseAfter);
+        self.told("release", done)
     }
 
     async fn mark_unknown(
@@ -117,7 +132,10 @@ impl Store for RedisStore {
         operation: &Operation,
         token: LeaseToken,
     ) -> Result<ReleaseOutcome, StoreError> {
-        self.told("mark_unknown", self.calls().mark_unknown(operation, token).await)
+        crash_point(CrashPoint::UnknownBefore);
+        let done = self.calls().mark_unknown(operation, token).await;
+        crash_point(CrashPoint::UnknownAfter);
+        self.told("mark_unknown", done)
     }
 
     /// Removes nothing: Redis does, by the time to live. Looks instead whether the servers are still fit to keep records.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onlyonce_core::{Mutant, PurgeRequest, Purged, mutant};
+use onlyonce_core::{CrashPoint, Mutant, PurgeRequest, Purged, crash_point, mutant};
 use rusqlite::{Connection, params};
 
 use crate::boot::{Now, Parting};
@@ -41,7 +41,12 @@ impl Purge {
         let left = u64::from(self.request.limit.max(1)) - self.removed;
         let step = u32::try_from(left).unwrap_or(STEP_RECORDS).min(STEP_RECORDS);
         let hold = self.request.hold_retention;
-        let removed = session.transaction(false, |conn, now| remove_some(conn, now, hold, step))?;
+        let removed = session.transaction(false, |conn, now| {
+            let removed = remove_some(conn, now, hold, step)?;
+            crash_point(CrashPoint::PurgeBefore);
+            Ok(removed)
+        })?;
+        crash_point(CrashPoint::PurgeAfter);
         self.removed += removed;
         if removed < u64::from(step) {
             return Ok(Some(self.purged(false, false)));

@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use onlyonce_core::{
-    Clock, CompleteOutcome, Completion, LeaseToken, Mutant, OnLeaseEnd, OnceOutcome, Operation, Pending,
-    Reply, StoreError, StoreErrorKind, StoredReply, SystemClock, TxFailure, TxOptions, TxStep, mutant,
+    Clock, CompleteOutcome, Completion, CrashPoint, LeaseToken, Mutant, OnLeaseEnd, OnceOutcome, Operation,
+    Pending, Reply, StoreError, StoreErrorKind, StoredReply, SystemClock, TxFailure, TxOptions, TxStep,
+    crash_point, mutant,
 };
 use parking_lot::Mutex;
 use rusqlite::{Connection, Transaction, TransactionBehavior};
@@ -269,10 +270,12 @@ impl Guarded {
             tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
         }
         tx.execute_batch("SAVEPOINT onlyonce_work")?;
+        crash_point(CrashPoint::TxClaimed);
         let limit_ms = u64::try_from(shared.options.transaction_timeout.as_millis()).unwrap_or(u64::MAX);
         let deadline_ms = boot_ms().saturating_add(limit_ms);
         guard.deadline_ms.store(deadline_ms, Ordering::SeqCst);
         let done = work(&tx);
+        crash_point(CrashPoint::TxWorked);
         guard.deadline_ms.store(u64::MAX, Ordering::SeqCst);
         if boot_ms() >= deadline_ms {
             return Err(Fault::new(StoreErrorKind::Timeout, "the work took too long, and was rolled back"));
@@ -298,7 +301,9 @@ impl Guarded {
             tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
         }
         let pending = claim.complete_in(&tx, reply)?;
+        crash_point(CrashPoint::TxCommitBefore);
         guard.commit(tx)?;
+        crash_point(CrashPoint::TxCommitAfter);
         Ok(OnceOutcome::Ran(pending.after_commit()))
     }
 }

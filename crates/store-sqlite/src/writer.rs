@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use onlyonce_core::{
-    ClaimOutcome, ClaimRequest, CompleteOutcome, Completion, LeaseToken, OnLeaseEnd, Operation,
-    ReleaseOutcome, RenewOutcome, StoreError, StoreErrorKind,
+    ClaimOutcome, ClaimRequest, CompleteOutcome, Completion, CrashPoint, LeaseToken, OnLeaseEnd, Operation,
+    ReleaseOutcome, RenewOutcome, StoreError, StoreErrorKind, crash_point,
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rusqlite::Connection;
@@ -276,7 +276,16 @@ impl Session<'_> {
                     outcome => outcomes.push(outcome),
                 }
             }
+            batch.iter().for_each(|job| crash_point(job.places().0));
             Ok(outcomes)
+        })
+        .inspect(|outcomes| {
+            for (job, outcome) in batch.iter().zip(outcomes) {
+                crash_point(job.places().1);
+                if matches!(outcome, Ok(Outcome::Claim(ClaimOutcome::Acquired(lease))) if lease.attempt > 1) {
+                    crash_point(CrashPoint::TakeOverAfter);
+                }
+            }
         })
     }
 }
@@ -313,6 +322,17 @@ impl Job {
                 Outcome::Release(claims::mark_unknown(conn, now, operation, *token)?)
             }
         })
+    }
+
+    // Where it can be made to die: before its commit, and after it.
+    fn places(&self) -> (CrashPoint, CrashPoint) {
+        match self {
+            Self::Claim(..) => (CrashPoint::ClaimBefore, CrashPoint::ClaimAfter),
+            Self::Renew(..) => (CrashPoint::RenewBefore, CrashPoint::RenewAfter),
+            Self::Complete(..) => (CrashPoint::CompleteBefore, CrashPoint::CompleteAfter),
+            Self::Release(..) => (CrashPoint::ReleaseBefore, CrashPoint::ReleaseAfter),
+            Self::MarkUnknown(..) => (CrashPoint::UnknownBefore, CrashPoint::UnknownAfter),
+        }
     }
 
     // A caller that is gone needs no answer, so failed sends are fine.
