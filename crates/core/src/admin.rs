@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use crate::error::StoreError;
 use crate::fingerprint::Fingerprint;
 use crate::lease::OnLeaseEnd;
-use crate::operation::{Key, OperationId, Origin};
+use crate::operation::{Key, OperationId, Origin, Scope};
 use crate::reply::Reply;
 use crate::store::Store;
 
@@ -131,7 +131,9 @@ impl RecordView {
 pub struct ListQuery {
     /// Only this state.
     pub state: Option<StateName>,
-    /// Only this key, in every scope.
+    /// Only this scope.
+    pub scope: Option<Scope>,
+    /// Only this key, in every scope or in the one that is asked for.
     pub key: Option<Key>,
     /// Only records created at least this long ago.
     pub older_than: Option<Duration>,
@@ -143,7 +145,7 @@ pub struct ListQuery {
 
 impl Default for ListQuery {
     fn default() -> Self {
-        Self { state: None, key: None, older_than: None, after: None, limit: 100 }
+        Self { state: None, scope: None, key: None, older_than: None, after: None, limit: 100 }
     }
 }
 

@@ -227,6 +227,9 @@ async fn list_chunk(
     };
     let (columns, keys) = (columns(NOW, false), &backend.tables.keys);
     let mut sql = Sql::new(format!("SELECT {columns} FROM {keys} FORCE INDEX ({index}) WHERE {state}"));
+    if let Some(scope) = &query.scope {
+        sql.push(" AND scope = ").value(scope.as_str());
+    }
     if let Some(key) = &query.key {
         sql.push(" AND `key` = ").value(key.as_str());
     }

@@ -145,11 +145,12 @@ impl PostgresStore {
             Some(StateName::Freed) => "t.status <> 'completed' AND t.status = 'freed'",
         };
         let sql = Sql {
-            types: &[Type::TEXT, Type::TEXT, Type::TEXT, Type::INT8, Type::INT8],
+            types: &[Type::TEXT, Type::TEXT, Type::TEXT, Type::INT8, Type::INT8, Type::TEXT],
             text: format!(
                 "SELECT {COLUMNS_WITHOUT_REPLY} FROM {} AS t
                  WHERE (t.scope, t.key) > ($1, $2) AND {state} AND ($3::text IS NULL OR t.key = $3)
                     AND ($4::int8 IS NULL OR t.created_at <= now() - $4 * interval '1 microsecond')
+                    AND ($6::text IS NULL OR t.scope = $6)
                  ORDER BY t.scope, t.key LIMIT $5",
                 self.place().keys()
             )
@@ -161,7 +162,8 @@ impl PostgresStore {
         let (wanted, age) = (query.key.as_ref().map(Key::as_str), query.older_than.map(micros));
         let limit = i64::from(query.limit.max(1));
         let one_more = limit + 1;
-        let call = Call::new(&sql, vec![&scope, &key, &wanted, &age, &one_more]);
+        let whose = query.scope.as_ref().map(Scope::as_str);
+        let call = Call::new(&sql, vec![&scope, &key, &wanted, &age, &one_more, &whose]);
         let rows = self.look(call).await?;
         let mut page = ListPage::default();
         for row in &rows {

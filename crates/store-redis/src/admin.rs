@@ -200,6 +200,7 @@ impl RedisStore {
         self.scan(query.key.as_ref(), |found| {
             let id = &found.row.id;
             if query.after.as_ref().is_some_and(|after| id <= after)
+                || query.scope.as_ref().is_some_and(|scope| id.scope != *scope)
                 || query.key.as_ref().is_some_and(|key| id.key != *key)
             {
                 return Ok(());

@@ -161,6 +161,11 @@ fn list(conn: &Connection, now: &Now<'_>, query: &ListQuery) -> Result<ListPage,
             "status <> 'completed'".into()
         }
     });
+    let scope = query.scope.as_ref().map(Scope::as_str);
+    if let Some(scope) = &scope {
+        values.push(scope);
+        conditions.push(format!("scope = ?{}", values.len()));
+    }
     let key = query.key.as_ref().map(Key::as_str);
     if let Some(key) = &key {
         values.push(key);

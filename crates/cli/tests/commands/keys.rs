@@ -61,6 +61,9 @@ async fn list_selects_and_pages() {
     assert_eq!((first.as_str(), &next), ("m1/k1 m1/k2 m1/k3", &json!({"scope": "m1", "key": "k3"})));
     assert_eq!(keys(&["--after", "m1", "k3"]), ("m2/k1".into(), json!(null)));
     assert_eq!(keys(&["--key", "k1"]).0, "m1/k1 m2/k1");
+    assert_eq!(keys(&["--scope", "m1", "--key", "k1"]).0, "m1/k1");
+    assert_eq!(keys(&["--scope", "m2"]), ("m2/k1".into(), json!(null)));
+    assert_eq!(keys(&["--scope", "m"]).0, "", "not a beginning of others");
     assert_eq!(keys(&["--state", "completed"]).0, "");
     assert_eq!(keys(&["--state", "unknown", "--limit", "1"]).0, "m1/k1");
     assert_eq!(keys(&["--older-than", "1h"]).0, "");

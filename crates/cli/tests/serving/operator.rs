@@ -181,6 +181,48 @@ async fn a_key_is_found_by_what_its_caller_sends() {
     }
 }
 
+/// Page by page, with every other condition, and nothing of anybody else's.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_caller_has_is_listed_by_what_it_sends() {
+    let upstream = Upstream::start(|seen| match seen.header("authorization") {
+        Some("Bearer tok-1") if seen.header("idempotency-key") != Some("k-4") => Answer::reset(),
+        _ => Answer::new(201, "paid"),
+    })
+    .await;
+    let folder = tempfile::tempdir().unwrap();
+    let gateway = Gateway::start(&upstream.url(), folder.path(), &[]).await;
+    for (caller, keys) in
+        [("Bearer tok-1", ["k-1", "k-2", "k-3", "k-4"].as_slice()), ("Bearer tok-2", &["k-2", "k-5"])]
+    {
+        for key in keys {
+            let request = gateway.client().post("/pay").key(key).header("authorization", caller);
+            let status = request.body("x").send().await.unwrap().status;
+            assert_eq!(status, if caller == "Bearer tok-1" && *key != "k-4" { 504 } else { 201 });
+        }
+    }
+    std::fs::write(folder.path().join("token"), "Bearer tok-1\n").unwrap();
+    let from_file = format!("@{}", folder.path().join("token").display());
+    let page = async |more: &[&str]| {
+        let options = ["list", "--scope-of", &from_file, "--state", "unknown", "--limit", "2"];
+        json(&gateway, &[&options[..], more].concat()).await
+    };
+    let keys = |page: &Value| {
+        let records = page["records"].as_array().unwrap().iter();
+        records.map(|record| record["key"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    // Old enough as soon as they are there, and never so old.
+    let first = page(&["--older-than", "1ms"]).await;
+    assert_eq!(keys(&first), ["k-1", "k-2"]);
+    assert_eq!(keys(&page(&["--older-than", "1h"]).await), Vec::<String>::new());
+    let next = [&first["next"]["scope"], &first["next"]["key"]].map(|text| text.as_str().unwrap().to_owned());
+    let second = page(&["--older-than", "1ms", "--after", &next[0], &next[1]]).await;
+    assert_eq!((keys(&second), &second["next"]), (vec!["k-3".to_owned()], &Value::Null));
+    let all = json(&gateway, &["list", "--scope-of", "Bearer tok-1"]).await;
+    assert_eq!(keys(&all), ["k-1", "k-2", "k-3", "k-4"]);
+    assert_eq!(keys(&json(&gateway, &["list", "--scope-of", "Bearer tok-2"]).await), ["k-2", "k-5"]);
+    assert_eq!(keys(&json(&gateway, &["list", "--scope-of", "Bearer nobody"]).await), Vec::<String>::new());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_request_that_ran_is_named_to_clients_operators_and_the_upstream() {
     let upstream = numbered(Duration::ZERO).await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use onlyonce_core::{
     ClaimOutcome, CompleteOutcome, Fingerprint, Key, LeaseToken, ListQuery, OnLeaseEnd, Operation,
-    OperationId, OperatorAction, OperatorOutcome, RecordView, Reply, StateName, StoreAdmin, Target,
+    OperationId, OperatorAction, OperatorOutcome, RecordView, Reply, Scope, StateName, StoreAdmin, Target,
 };
 
 use crate::harness::{answered, fresh_token, operation};
@@ -287,7 +287,7 @@ pub async fn pages_cover_every_record_once(h: &Harness) {
     }
 }
 
-/// A list is narrowed by state as it stands now, by key in every scope, and by age, all at once too.
+/// A list is narrowed by state as it stands now, by scope, by key in every scope, and by age, all at once too.
 pub async fn lists_are_filtered(h: &Harness) {
     let admin = h.admin();
     let ids = async |query: ListQuery| {
@@ -322,6 +322,18 @@ pub async fn lists_are_filtered(h: &Harness) {
     assert_eq!(ids(ListQuery { state: Some(StateName::Unknown), limit: 1, ..old.clone() }).await, ["held"]);
     let page = answered(admin.list(&ListQuery { state: Some(StateName::Unknown), limit: 1, ..old }).await);
     assert_eq!(page.next.map(|id| id.key.as_str().to_owned()), Some("held".into()));
+
+    let own = ListQuery { scope: Some(long_lived.id().scope.clone()), ..ListQuery::default() };
+    assert_eq!(ids(own.clone()).await, ["done", "freed", "held", "late", "marked", "young"]);
+    assert_eq!(ids(ListQuery { key: key("young").key, ..own.clone() }).await, ["young"]);
+    let nobodys = Some(Scope::new("ANOTHER SCOPE").expect("a scope"));
+    assert_eq!(ids(ListQuery { scope: nobodys, ..ListQuery::default() }).await, Vec::<String>::new());
+    let ancient = Some(Duration::from_secs(3600));
+    assert_eq!(ids(ListQuery { older_than: ancient, ..own.clone() }).await, Vec::<String>::new());
+    let unknown = ListQuery { state: Some(StateName::Unknown), ..own.clone() };
+    assert_eq!(ids(unknown).await, ["held", "marked"]);
+    let page = answered(admin.list(&ListQuery { limit: 4, ..own.clone() }).await);
+    assert_eq!(ids(ListQuery { after: page.next, ..own }).await, ["marked", "young"], "a page of one scope");
 }
 
 /// Records are counted by their state at the moment; expired ones apart, as long as they are there.

@@ -153,6 +153,7 @@ impl MemoryStore {
     fn is_asked_for(&self, query: &ListQuery, id: &OperationId, row: &Row) -> bool {
         let age = self.clock.boot().saturating_sub(row.created);
         query.after.as_ref().is_none_or(|after| id > after)
+            && query.scope.as_ref().is_none_or(|scope| id.scope == *scope)
             && query.key.as_ref().is_none_or(|key| id.key == *key)
             && query.older_than.is_none_or(|least| age >= least)
             && query.state.is_none_or(|state| self.record(row).state_name() == state)

@@ -8,17 +8,19 @@ use onlyonce_core::{Clock, Key, ListPage, ListQuery, OperationId, RecordView, St
 use serde::Serialize;
 
 use super::parse_scope;
+use super::scope::Whose;
 use crate::commands::units::duration;
 use crate::failure::Failure;
 use crate::output::{self, RecordJson};
 use crate::store_url::StoreArg;
 
-/// Lists records, in the order of scope and key
+/// Lists records, of everybody or of one caller, in the order of scope and key
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   onlyonce keys list
   onlyonce keys list --state unknown --older-than 10m --json
+  onlyonce keys list --scope-of 'Bearer sk_live_…' --older-than 1h
   onlyonce keys list --key order-7 --store sqlite:/var/lib/onlyonce/keys.db")]
 pub(super) struct List {
     #[command(flatten)]
@@ -26,7 +28,9 @@ pub(super) struct List {
     /// Only records in this state
     #[arg(long)]
     state: Option<StateArg>,
-    /// Only records with this key, in every scope
+    #[command(flatten)]
+    whose: Whose,
+    /// Only records with this key
     #[arg(long)]
     key: Option<String>,
     /// Only records created at least this long ago, such as 90s, 15m or 2d
@@ -68,6 +72,7 @@ impl List {
     pub(super) async fn run(self) -> Result<(), Failure> {
         let query = ListQuery {
             state: self.state.map(StateName::from),
+            scope: self.whose.scope()?,
             key: self.key.as_deref().map(key).transpose()?,
             older_than: self.older_than,
             after: self.after.as_deref().map(after).transpose()?,

@@ -12,10 +12,10 @@ use onlyonce_http::{ScopeSecret, ScopeSource, scope_of};
 use super::parse_scope;
 use crate::failure::Failure;
 
-/// Whose key it is.
+/// Whose keys.
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct Whose {
-    /// Whose key it is; needed only where several scopes have the key. '' is the anonymous scope
+    /// Only what is in this scope, as it is stored; a key that several scopes have needs it. '' is the anonymous scope
     #[arg(long)]
     pub(super) scope: Option<String>,
     /// The same, by what the caller's requests have: 'Bearer TOKEN' of Authorization; 'Cookie: NAME=VALUE' of a gateway with
