@@ -54,9 +54,20 @@ impl Request {
 /// # Errors
 /// On the first reply that is not 2xx.
 pub(crate) fn run(server: SocketAddr, request: &Request, keys: &Arc<Keys>, time: Duration) -> Result<Sample> {
+    run_on(CONNECTIONS, server, request, keys, time)
+}
+
+/// The same on so many connections.
+pub(crate) fn run_on(
+    connections: usize,
+    server: SocketAddr,
+    request: &Request,
+    keys: &Arc<Keys>,
+    time: Duration,
+) -> Result<Sample> {
     on_this_thread(async {
-        let mut streams = Vec::with_capacity(CONNECTIONS);
-        for _ in 0..CONNECTIONS {
+        let mut streams = Vec::with_capacity(connections);
+        for _ in 0..connections {
             streams.push(connect(server).await?);
         }
         let stretch = Stretch::start();

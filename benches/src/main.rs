@@ -6,6 +6,7 @@
 //! target/release/onlyonce-bench all --quick      a second each: shows that everything still runs
 //! target/release/onlyonce-bench store --json
 //! target/release/onlyonce-bench soak --for 1h    whether memory and descriptors of a gateway stay
+//! target/release/onlyonce-bench memory           how much memory it holds with 1000 connections and a million records
 //! ```
 //!
 //! Exits non-zero on any error (a reply that is not 2xx, a claim that is not acquired), never on speed.
@@ -20,6 +21,7 @@ mod keys;
 mod layer;
 mod load;
 mod measure;
+mod memory;
 mod mysql;
 mod postgres;
 mod redis;
@@ -83,7 +85,9 @@ enum What {
     Inbox(inbox::InboxPlan),
     /// `onlyonce serve` under mixed load for an hour: whether memory and descriptors stay.
     Soak(soak::SoakPlan),
-    /// All but growth and soak; --quick shows that the latter runs.
+    /// How much memory `onlyonce serve` holds with many connections at work on a store of many records.
+    Memory(memory::MemoryPlan),
+    /// All but growth, soak and memory; --quick shows that the last two run.
     All(All),
 }
 
@@ -157,6 +161,7 @@ fn main() -> Result<()> {
         What::Gateway(programs) => gateway::run(&plan, &programs, &mut report)?,
         What::Inbox(inbox) => inbox::run(&plan, &inbox, &mut report)?,
         What::Soak(soak) => return soak::run(&plan, &soak)?.print(plan.json),
+        What::Memory(memory) => return memory::run(&plan, &memory),
         What::All(All { programs, inbox }) => {
             store::run(&plan, &mut report)?;
             redis::run(&plan, &mut report)?;
@@ -166,7 +171,8 @@ fn main() -> Result<()> {
             gateway::run(&plan, &programs, &mut report)?;
             inbox::run(&plan, &inbox, &mut report)?;
             if plan.quick {
-                soak::run(&plan, &soak::SoakPlan::quick(programs.onlyonce))?;
+                soak::run(&plan, &soak::SoakPlan::quick(programs.onlyonce.clone()))?;
+                memory::run(&plan, &memory::MemoryPlan::quick(programs.onlyonce))?;
             }
         }
     }

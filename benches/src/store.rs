@@ -107,6 +107,14 @@ fn open(runtime: &Runtime, file: &Path) -> Result<Arc<dyn Store>> {
     Ok(Arc::new(runtime.block_on(SqliteStore::open(file))?))
 }
 
+/// A store in a file of its own, with so many records.
+pub(crate) fn filled(file: &Path, rows: u64) -> Result<()> {
+    let runtime = workers()?;
+    let store = open(&runtime, file)?;
+    runtime.block_on(pair(&*store, &Keys::unique(), OnLeaseEnd::TakeOver))?;
+    fill(file, rows)
+}
+
 // Copies the one row, whatever its columns, under random keys.
 fn fill(file: &Path, rows: u64) -> Result<()> {
     let conn = rusqlite::Connection::open(file)?;
