@@ -131,7 +131,19 @@ async fn a_store_that_is_not_fit_is_named_and_left_alone() {
     assert!(code == Some(2) && said.contains("not supported") && !said.contains("hunter2"), "{said}");
     let (code, said) = refused(folder.path(), "sqlite:a.db", &["--retention", "10s"]).await;
     assert!(code == Some(2) && said.contains("at least twice the lease"), "{said}");
+    let budget = ["--buffer-budget", "1MiB"];
+    let (code, said) = refused(folder.path(), "sqlite:a.db", &budget).await;
+    assert!(
+        code == Some(2) && said.contains("--max-request-body") && said.contains("never find room"),
+        "{said}"
+    );
     assert!(!folder.path().join("a.db").exists(), "what is wrong is found before a file is made");
+    Gateway::start(
+        "http://127.0.0.1:9",
+        folder.path(),
+        &[&budget[..], &["--max-request-body", "64KiB"]].concat(),
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,9 +9,13 @@ use onlyonce_gateway::GatewayOptions;
 use onlyonce_http::IdempotencyLayer;
 
 use crate::commands::units::{bytes, duration, timeout};
+use crate::failure::Failure;
 
 /// hyper's own lower bound.
 const HEADER_BYTES_MIN: usize = 8 << 10;
+
+/// What a request counts for in the budget besides its body.
+const HEAD_BYTES: usize = 1 << 10;
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Limits")]
@@ -68,7 +72,7 @@ pub(crate) struct LimitArgs {
     /// The longest reply body that is stored; a longer one streams through, and its replays have no body
     #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = bytes)]
     max_stored_body: usize,
-    /// All bodies of guarded requests and replies in memory at once; past it 503
+    /// All bodies of guarded requests and replies in memory at once, a quarter of it for replies alone; past it 503
     #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = bytes)]
     buffer_budget: usize,
     /// Replies kept in memory for replays; 0: none
@@ -102,6 +106,18 @@ impl LimitArgs {
             max_header_bytes: self.max_header_bytes,
             ..options
         }
+    }
+
+    /// A body that is allowed and never finds room would be refused for ever, and told to come again.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let for_requests = self.buffer_budget - self.buffer_budget / 4;
+        if for_requests < self.max_request_body.saturating_add(HEAD_BYTES) {
+            return Err(Failure::Usage(format!(
+                "--buffer-budget {}: a body of --max-request-body ({} bytes) would never find room; a quarter is for replies alone",
+                self.buffer_budget, self.max_request_body
+            )));
+        }
+        Ok(())
     }
 
     pub(crate) fn of_engine(&self) -> Limits {
