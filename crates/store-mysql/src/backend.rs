@@ -141,7 +141,7 @@ impl Backend {
         let left: Vec<&Job> =
             jobs.iter().zip(&usual).filter(|(_, answer)| answer.is_none()).map(|(job, _)| *job).collect();
         if left.is_empty() {
-            let mut answers = usual.into_iter().flatten().collect();
+            let mut answers: Vec<_> = usual.into_iter().flatten().collect();
             self.settle(&mut session, &mut answers).await;
             return Ok(answers);
         }
@@ -151,13 +151,13 @@ impl Backend {
         let mut rest = rest.into_iter();
         let missing = || Err(Fault::internal("a job without an answer"));
         let all = usual.into_iter().map(|answer| answer.or_else(|| rest.next()).unwrap_or_else(missing));
-        let mut answers = all.collect();
+        let mut answers: Vec<_> = all.collect();
         self.settle(&mut session, &mut answers).await;
         Ok(answers)
     }
 
     // Replies that another transaction stored a moment ago are told when they are on disk, and not at all when that fails.
-    async fn settle(&self, session: &mut Session<'_>, answers: &mut Vec<Result<Answer, Fault>>) {
+    async fn settle(&self, session: &mut Session<'_>, answers: &mut [Result<Answer, Fault>]) {
         let unsettled = |answer: &Result<Answer, Fault>| match answer {
             Ok(Answer::Claim(ClaimOutcome::Completed(stored)))
             | Ok(Answer::Complete(
