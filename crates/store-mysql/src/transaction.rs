@@ -14,7 +14,7 @@ use onlyonce_core::{
 };
 
 use crate::backend::Backend;
-use crate::claims::{NOT_COMPLETED, push_ids};
+use crate::claims::{NOT_COMPLETED, find, push_ids};
 use crate::error::Fault;
 use crate::guard::Transaction;
 use crate::row::{AT_US, Done, NOW_ANYWHERE, Row, cells, columns, policy_text, us, us_of};
@@ -77,7 +77,8 @@ impl MysqlStore {
     /// Dropped in the middle, the driver closes the connection and the server rolls back.
     ///
     /// # Cost
-    /// One round trip; two where a record that was there is taken.
+    /// One round trip; two where a record that was there is taken. A reply that is younger than a minute costs a commit of the
+    /// store's own, on another connection, without which a crash of the server could take it back.
     pub async fn claim_in(
         &self,
         tx: &mut Transaction<'_>,
@@ -220,14 +221,14 @@ impl MysqlStore {
         let began = SystemClock.boot();
         // Whoever waits at the server for this process waits for all of it.
         let Some(_turn) = self.turns().take(operation.id().clone(), options.wait).await else {
-            return Ok(TxClaim::busy());
+            return self.look(operation, options).await;
         };
         let wait = options.wait.saturating_sub(SystemClock.boot().saturating_sub(began));
         let (token, row) = match take(tx, backend, operation, wait, then).await {
             Ok(taken) => taken,
             Err(_) if tx.met_a_deadlock() => return Ok(TxClaim::RetryTransaction),
             // The statement alone was taken back, unless `innodb_rollback_on_timeout` says more: then the next one is refused.
-            Err(fault) if fault.is_lock_wait() => return Ok(TxClaim::busy()),
+            Err(fault) if fault.is_lock_wait() => return self.look(operation, options).await,
             Err(fault) => return Err(fault),
         };
         let right = |attempt| TransactionClaim {
@@ -254,13 +255,42 @@ impl MysqlStore {
                 }
             }
             Decision::Answer(answer) => {
-                if let ClaimOutcome::Completed(stored) = &answer
-                    && backend.is_unsettled(stored)
-                {
-                    backend.settle_seen().await?;
+                if let ClaimOutcome::Completed(stored) = &answer {
+                    self.settle(stored).await?;
                 }
                 Ok(TxClaim::of(answer, |lease| right(lease.attempt)))
             }
+        }
+    }
+
+    /// The answer to whoever did not get the row: who has it may be a duplicate too, and a stored reply is given whoever
+    /// holds its lock. Read on a connection of the store's, which sees what was committed last.
+    async fn look(&self, operation: &Operation, options: &TxOptions) -> Result<TxClaim, Fault> {
+        let backend = self.backend();
+        let found = {
+            let mut session = backend.pool.lend().await?;
+            find(&mut session, &backend.tables, std::iter::once(operation.id())).await?
+        };
+        let Some(row) = found.into_values().next().transpose()? else { return Ok(TxClaim::busy()) };
+        // A request of nobody's: this only looks.
+        let request = options.request(LeaseToken::from_bytes([0; 16]));
+        Ok(match decide(Some(&row.record), operation.fingerprint(), &request) {
+            Decision::Answer(ClaimOutcome::Completed(stored)) => {
+                self.settle(&stored).await?;
+                TxClaim::Completed(stored)
+            }
+            Decision::Answer(ClaimOutcome::Mismatch { stored, origin }) => {
+                TxClaim::Mismatch { stored, origin }
+            }
+            _ => TxClaim::busy(),
+        })
+    }
+
+    /// A crash of the server must not take back what is told.
+    async fn settle(&self, stored: &StoredReply) -> Result<(), Fault> {
+        match self.backend().is_unsettled(stored) {
+            true => self.backend().settle_seen().await,
+            false => Ok(()),
         }
     }
 }
