@@ -10,9 +10,9 @@ use futures_util::future::join_all;
 use mysql_async::Conn;
 use mysql_async::prelude::Queryable;
 use onlyonce_core::{
-    ClaimOutcome, CompleteOutcome, PurgeRequest, ReleaseOutcome, RenewOutcome, Store, StoreErrorKind,
+    ClaimOutcome, CompleteOutcome, PurgeRequest, ReleaseOutcome, RenewOutcome, Reply, Store, StoreErrorKind,
 };
-use onlyonce_store_mysql::{MysqlStore, Options, mysql_async};
+use onlyonce_store_mysql::{MysqlStore, OnceOutcome, Options, Transaction, TxClaim, TxOptions, mysql_async};
 use testkit::{Mariadb, within};
 
 /// What somebody did to the record of `held`, and has not committed.
@@ -167,4 +167,36 @@ async fn a_locked_gap_is_told_and_nothing_waits() {
     acquired(outside_claim.unwrap());
     somebody.query_drop("rollback").await.unwrap();
     acquired(store.claim(&inside, &take_over()).await.unwrap());
+}
+
+/// In the transactional mode too. Here it is held by a duplicate that was told the reply and has not ended its transaction, as on
+/// a slow network.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stored_reply_is_given_whoever_holds_its_row() {
+    let (server, database, store) = store().await;
+    let patient_for_a_second = TxOptions { wait: Duration::from_secs(1), ..TxOptions::default() };
+    for isolation in ["read committed", "repeatable read", "serializable"] {
+        let key = isolation.replace(' ', "-");
+        let (mut conn, mut holding) = (connect(&server, &database).await, connect(&server, &database).await);
+        for conn in [&mut conn, &mut holding] {
+            let level = format!("set session transaction isolation level {isolation}");
+            conn.query_drop(level).await.unwrap();
+        }
+        let work = async |_: &mut Transaction<'_>| Ok(Reply::ok("charged"));
+        let ran = store.once(&mut conn, &op(&key), work).await.unwrap();
+        assert!(matches!(ran, OnceOutcome::Ran(_)), "{ran:?}");
+        let mut tx = store.begin(&mut holding).await.unwrap();
+        let told = store.claim_in(&mut tx, &op(&key), &patient_for_a_second).await.unwrap();
+        assert!(matches!(told, TxClaim::Completed(_)), "{told:?}");
+
+        let mut ask = async |operation| {
+            let never = async |_: &mut Transaction<'_>| panic!("never run");
+            store.once_with(&mut conn, &operation, &patient_for_a_second, never).await.unwrap()
+        };
+        let OnceOutcome::Replayed(again) = ask(op(&key)).await else { panic!("{isolation}: not replayed") };
+        assert_eq!(again.reply.body(), &b"charged"[..]);
+        let other = ask(op_of("shop", &key, "another body")).await;
+        assert!(matches!(other, OnceOutcome::Mismatch { .. }), "{isolation}");
+        tx.rollback().await.unwrap();
+    }
 }
