@@ -19,6 +19,9 @@ use crate::random::Random;
 /// How often an operation is tried while things break; what is open then is settled afterwards.
 const TRIES: usize = 8;
 
+/// How long an operation is asked after healing at least, however late its turn comes.
+const SETTLE_LEAST: Duration = Duration::from_secs(10);
+
 /// Callers, and what they saw.
 #[derive(Debug)]
 pub struct Callers<D> {
@@ -204,6 +207,8 @@ impl<D: Door> Callers<D> {
     }
 
     async fn settle(&self, operation: usize, mut random: Random, deadline: Instant) {
+        // A store that is away for a moment, late in a long phase, is not an operation that is stuck.
+        let deadline = deadline.max(Instant::now() + SETTLE_LEAST);
         loop {
             let answer = self.patiently(operation, &mut random).await;
             // By the record: whose own run ended so is told 504, and the next may run it again.
