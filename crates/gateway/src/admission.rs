@@ -17,6 +17,7 @@ use onlyonce_http::{Code, DocsUrl, Problem};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
+use crate::client_body::ClientBody;
 use crate::counters::OpenRequest;
 use crate::exchange::Phase;
 use crate::forward;
@@ -56,17 +57,18 @@ pub(crate) struct Limits {
 
 impl<S, B> hyper::service::Service<Request<Incoming>> for Admission<S>
 where
-    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone,
+    S: Service<Request<ClientBody>, Response = Response<B>, Error = Infallible> + Clone,
     B: Body<Data = Bytes>,
 {
     type Response = Response<Told<Either<B, Full<Bytes>>>>;
     type Error = Infallible;
-    type Future = Admitted<TowerToHyperServiceFuture<S, Request<Incoming>>>;
+    type Future = Admitted<TowerToHyperServiceFuture<S, Request<ClientBody>>>;
 
-    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
         self.peer.exchange().begin(request.version());
         let (head, body) = request.into_parts();
         let peer = self.peer.clone();
+        let body = ClientBody::new(&head, body, peer.clone());
         let open = peer.counters().request(self.limits.requests_max).filter(|_| !self.crowded);
         let admitted = match &open {
             None => Err(Problem::new(Code::Overloaded).retry_after(Duration::from_secs(1))),
@@ -76,7 +78,7 @@ where
             peer.counters().problem(problem.code());
             return Admitted::Refused { problem: Some(problem), limits: self.limits.clone(), peer };
         }
-        request = Request::from_parts(head, body);
+        let mut request = Request::from_parts(head, body);
         request.extensions_mut().insert(self.peer.clone());
         Admitted::Served { future: hyper::service::Service::call(&self.service, request), peer, open }
     }

@@ -13,7 +13,7 @@
 //! | [`counters`] | [`Counters`]: what happened |
 //! | [`body`] | [`UpstreamBody`]: a response body, streamed |
 //!
-//! Inside: `admission` (between a connection and the service), `forward` (which headers go on), `pool` and `upstream` (connections), `websocket` and `tunnel` (WebSocket), `socket` and
+//! Inside: `admission` (between a connection and the service), `client_body` (what is done with what nobody reads of it), `forward` (which headers go on), `pool` and `upstream` (connections), `websocket` and `tunnel` (WebSocket), `socket` and
 //! `exchange` (the client's end: times, interim answers, half-closed clients), `problem` (refusals).
 //!
 //! ```no_run
@@ -45,6 +45,7 @@ pub mod tls;
 pub mod trust;
 
 mod admission;
+mod client_body;
 mod exchange;
 mod forward;
 mod pool;
@@ -57,6 +58,7 @@ mod websocket;
 
 pub use admin::{Admin, AdminToken, InvalidAdmin, Verdicts};
 pub use body::UpstreamBody;
+pub use client_body::ClientBody;
 pub use counters::Counters;
 pub use onlyonce_tls::{ClientTls, InvalidTls};
 pub use options::{GatewayOptions, InvalidUpstream, UpstreamUrl};

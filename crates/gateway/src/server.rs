@@ -12,7 +12,6 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{HeaderValue, Request, Response};
 use http_body::Body;
-use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::Interest;
@@ -25,6 +24,7 @@ use tower_service::Service;
 use tracing::{debug, warn};
 
 use crate::admission::{Admission, Limits};
+use crate::client_body::ClientBody;
 use crate::counters::{Counters, OpenConnection};
 use crate::exchange::{Exchange, Phase};
 use crate::options::GatewayOptions;
@@ -83,6 +83,11 @@ impl Peer {
         self.0.running.stop.is_cancelled()
     }
 
+    /// Until the server shuts down.
+    pub(crate) async fn stopping(&self) {
+        self.0.running.stop.cancelled().await;
+    }
+
     /// Whether its connection has become a tunnel.
     pub(crate) fn is_tunnelled(&self) -> bool {
         self.0.tunnelled.load(Ordering::Relaxed)
@@ -93,18 +98,23 @@ impl Peer {
         &self.0.exchange
     }
 
-    /// Runs its connection's tunnel: the server waits for it at its shutdown and then cuts it.
-    pub(crate) fn tunnel(self, task: impl Future<Output = ()> + Send + 'static) {
+    /// Runs its connection's tunnel, which has the socket from now on.
+    pub(crate) fn tunnel(&self, task: impl Future<Output = ()> + Send + 'static) {
         // Over HTTP/2 it is one stream of many, and the socket goes on as it was.
         if self.0.exchange.phase() != Phase::Opaque {
             self.0.tunnelled.store(true, Ordering::Relaxed);
             self.0.exchange.enter(Phase::Opaque);
         }
-        let running = self.0.running.clone();
-        running.tasks.spawn(async move {
+        self.spawn(task);
+    }
+
+    /// Runs something of its connection's: the server waits for it at its shutdown and then cuts it.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let peer = self.clone();
+        self.0.running.tasks.spawn(async move {
             tokio::select! {
                 () = task => {}
-                () = self.0.running.cut.cancelled() => {}
+                () = peer.0.running.cut.cancelled() => {}
             }
         });
     }
@@ -130,7 +140,7 @@ pub async fn serve<S, B>(
     stop: impl Future<Output = ()>,
 ) -> Drained
 where
-    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S: Service<Request<ClientBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send,
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -226,6 +236,9 @@ impl Protocols {
             // Past this the implementation answers by itself, with a bare status; up to it we do.
             .max_header_list_size(u32::try_from(2 * options.max_header_bytes).unwrap_or(u32::MAX))
             .max_concurrent_streams(options.max_streams)
+            // What a client may send before anybody has read it; of a body that is refused nobody does.
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .keep_alive_interval(Duration::from_secs(20))
             .keep_alive_timeout(Duration::from_secs(20))
             .enable_connect_protocol();
@@ -241,7 +254,7 @@ impl Protocols {
     /// Serves one connection to its end.
     async fn connection<S, B>(self: Arc<Self>, stream: TcpStream, service: Admission<S>)
     where
-        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+        S: Service<Request<ClientBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
         S::Future: Send,
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -325,6 +338,12 @@ const REFUSAL_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// hyper's own lower bound.
 const MIN_BUFFER_BYTES: usize = 8 * 1024;
+
+/// A body of HTTP/2 may be ahead of who reads it by this much.
+const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
+
+/// And all bodies of one connection together.
+const CONNECTION_WINDOW_BYTES: u32 = 256 * 1024;
 
 enum Protocol {
     Http1,

@@ -21,13 +21,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
+use crate::client_body::{DISCARD_BYTES_MAX, DISCARD_SILENCE_MAX, DISCARD_TIME_MAX};
 use crate::exchange::Phase;
 use crate::options::GatewayOptions;
 use crate::problem;
 use crate::server::Peer;
-
-/// For how long at most input is thrown away at the end.
-const LINGER: Duration = Duration::from_secs(2);
 
 /// When it is tried whether a client that ended its side is still there, counted from the try before; the last repeats.
 const PROBES: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(5)];
@@ -74,7 +72,17 @@ pub(crate) struct ClientSocket {
     refused: bool,
     end_seen: bool,
     left_open: Option<LeftOpen>,
-    lingers_until: Option<Pin<Box<Sleep>>>,
+    lingering: Option<Lingering>,
+}
+
+/// All is said, and what still comes is thrown away.
+#[derive(Debug)]
+struct Lingering {
+    until: Instant,
+    last_read: Instant,
+    bytes: u64,
+    /// Rings at the end or before it.
+    alarm: Pin<Box<Sleep>>,
 }
 
 /// The client has ended its side in the middle of an exchange.
@@ -106,7 +114,7 @@ impl ClientSocket {
             refused: false,
             end_seen: false,
             left_open: None,
-            lingers_until: None,
+            lingering: None,
         }
     }
 
@@ -265,7 +273,7 @@ impl ClientSocket {
     fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // A tunnel ends its directions one by one, and what comes belongs to the other.
         let tunnelled = self.peer.is_tunnelled();
-        if self.lingers_until.is_none() || tunnelled {
+        if self.lingering.is_none() || tunnelled {
             ready!(self.poll_ours(cx))?;
             ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
         }
@@ -276,22 +284,54 @@ impl ClientSocket {
         Poll::Ready(Ok(()))
     }
 
-    /// Throws away what comes, until the client closes or the time is over.
+    /// Throws away what comes, until the client closes or a bound is reached.
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let until = self.lingers_until.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER)));
-        let mut scratch = [0; 4096];
+        let lingering = self.lingering.get_or_insert_with(Lingering::begin);
+        let mut scratch = [0; 16 * 1024];
         // Looked at by the clock: a sender that never pauses uses up the task's budget, and the timer has none left.
-        while Instant::now() < until.deadline() {
+        while !lingering.is_over() {
             let mut buf = ReadBuf::new(&mut scratch);
             match Pin::new(&mut self.stream).poll_read(cx, &mut buf) {
-                Poll::Ready(Ok(())) if !buf.filled().is_empty() => {}
+                Poll::Ready(Ok(())) if !buf.filled().is_empty() => lingering.read(buf.filled().len()),
                 Poll::Ready(_) => break,
                 // In a shutdown nobody waits for what an idle client may still say.
                 Poll::Pending if self.peer.is_stopping() => break,
-                Poll::Pending => return until.as_mut().poll(cx),
+                Poll::Pending => return lingering.poll_end(cx),
             }
         }
         Poll::Ready(())
+    }
+}
+
+impl Lingering {
+    fn begin() -> Self {
+        let now = Instant::now();
+        let alarm = Box::pin(tokio::time::sleep_until(now + DISCARD_SILENCE_MAX));
+        Self { until: now + DISCARD_TIME_MAX, last_read: now, bytes: 0, alarm }
+    }
+
+    fn read(&mut self, bytes: usize) {
+        self.last_read = Instant::now();
+        self.bytes += bytes as u64;
+    }
+
+    fn end(&self) -> Instant {
+        self.until.min(self.last_read + DISCARD_SILENCE_MAX)
+    }
+
+    fn is_over(&self) -> bool {
+        self.bytes >= DISCARD_BYTES_MAX || Instant::now() >= self.end()
+    }
+
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while self.alarm.as_mut().poll(cx).is_ready() {
+            if self.is_over() {
+                return Poll::Ready(());
+            }
+            let end = self.end();
+            self.alarm.as_mut().reset(end);
+        }
+        Poll::Pending
     }
 }
 

@@ -130,6 +130,20 @@ async fn a_head_that_breaks_off_is_told() {
 }
 
 #[tokio::test]
+async fn a_client_that_writes_on_to_who_refused_it_reads_why() {
+    let upstream = Upstream::start(|_| Answer::ok("")).await;
+    let gateway = Gateway::with(&upstream.url(), |options| options.max_requests = 0).await;
+    let mut client = RawConnection::open(gateway.addr).await;
+    client.write("PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: 1200000\r\n\r\n").await;
+    for _ in 0..12 {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert!(client.write(vec![b'x'; 100_000]).await, "the connection was reset");
+    }
+    assert_eq!(refusal(&mut client).await, (503, "overloaded".into()));
+    assert_eq!(upstream.count(), 0);
+}
+
+#[tokio::test]
 async fn slow_bodies_are_cut_by_the_body_timeout_and_told() {
     let upstream = Upstream::start(|_| Answer::ok("")).await;
     let gateway =

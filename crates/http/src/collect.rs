@@ -40,9 +40,8 @@ pub(crate) async fn collect<B>(
 where
     B: Body<Data = Bytes, Error = BoxError>,
 {
-    // What is announced is not believed, but never held more of than it says.
     let announced = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
-    let mut buffer = Buffer::up_to(announced.unwrap_or(usize::MAX).min(bytes_max));
+    let mut buffer = Buffer::new(announced, bytes_max);
     let mut trailers = None;
     while let Some(frame) = body.frame().await {
         let data = match frame.map_err(Cut::Failed)?.into_data() {
@@ -72,17 +71,19 @@ where
     Ok(Whole { data: buffer.into_bytes(), trailers })
 }
 
-/// A body of one piece is kept as it came; of several it is copied together, in a buffer that doubles as it fills and is
-/// never larger than the body may be.
+/// A body of one piece is kept as it came; of several it is copied together, in a buffer as long as the body says it is, or
+/// one that doubles as it fills; never larger than the body may be.
 struct Buffer {
     first: Bytes,
     joined: Vec<u8>,
+    announced: Option<usize>,
     bytes_max: usize,
 }
 
 impl Buffer {
-    fn up_to(bytes_max: usize) -> Self {
-        Self { first: Bytes::new(), joined: Vec::new(), bytes_max }
+    fn new(announced: Option<usize>, bytes_max: usize) -> Self {
+        let bytes_max = announced.unwrap_or(usize::MAX).min(bytes_max);
+        Self { first: Bytes::new(), joined: Vec::new(), announced, bytes_max }
     }
 
     fn len(&self) -> usize {
@@ -95,7 +96,7 @@ impl Buffer {
         match self.len() {
             0 => needed,
             _ if needed <= self.joined.capacity() => self.joined.capacity(),
-            _ => needed.max(self.len().saturating_mul(2).min(self.bytes_max)),
+            _ => needed.max(self.announced.unwrap_or(self.len().saturating_mul(2)).min(self.bytes_max)),
         }
     }
 
@@ -129,8 +130,16 @@ mod tests {
 
     #[test]
     fn a_buffer_holds_what_it_says_and_no_more_than_the_body_may_have() {
-        for (bytes_max, piece) in [(1 << 20, 16_384), (1 << 20, 1), (100_000, 30_000), (10, 10)] {
-            let mut buffer = Buffer::up_to(bytes_max);
+        for (announced, bytes_max, piece) in [
+            (None, 1 << 20, 16_384),
+            (None, 1 << 20, 1),
+            (None, 100_000, 30_000),
+            (Some(100_000), 1 << 20, 30_000),
+            (Some(10), 1 << 20, 10),
+            (Some(1 << 30), 100_000, 7),
+        ] {
+            let mut buffer = Buffer::new(announced, bytes_max);
+            let bytes_max = announced.unwrap_or(bytes_max).min(bytes_max);
             while buffer.len() + piece <= bytes_max.min(200_000) {
                 let held = buffer.held_with(piece);
                 buffer.push(Bytes::from(vec![7; piece]));

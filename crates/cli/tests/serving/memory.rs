@@ -45,15 +45,15 @@ async fn a_thousand_clients_with_a_mebibyte_each_stay_within_the_budget() {
     assert_eq!(paid + refused + cut, CLIENTS, "{answers:?}");
     // Some have room, and there is not room for all.
     assert!(paid > 0 && refused > 0, "{paid} paid, {refused} refused");
-    // A client that goes on writing its body to who has refused it may lose the answer with its connection.
-    assert!(cut <= CLIENTS / 20, "{cut} got no answer");
+    assert_eq!(cut, 0, "got no answer");
     assert!(peak <= BUDGET + 64 * MIB, "{peak} bytes at the peak");
     let ran = upstream.count();
-    assert!((paid + 1..=paid + cut + 1).contains(&ran), "{ran} ran, {paid} were told so");
+    assert_eq!(ran, paid + 1, "those that were told so, and the first one");
 }
 
 /// The status; none where the connection broke before it came.
 async fn pay(client: Client, number: usize, body: Bytes) -> Option<u16> {
     let request = client.post("/pay").key(&format!("k-{number}")).body(body);
-    request.send().await.ok().map(|answer| answer.status)
+    let answer = request.send().await.inspect_err(|error| println!("client {number}: {error:#}"));
+    answer.ok().map(|answer| answer.status)
 }

@@ -5,10 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::body::Incoming;
 use onlyonce_core::Store;
 use onlyonce_engine::Builder;
-use onlyonce_gateway::{Drained, GatewayOptions, ProxyService, engine, run, serve};
+use onlyonce_gateway::{ClientBody, Drained, GatewayOptions, ProxyService, engine, run, serve};
 use onlyonce_http::IdempotencyLayer;
 use testkit::{Client, within};
 use tokio::net::TcpListener;
@@ -33,7 +32,7 @@ impl Gateway {
         change(&mut options);
         let (stop, stopped) = oneshot::channel::<()>();
         let serving = tokio::spawn(async move {
-            let service = ProxyService::<Incoming>::new(&options);
+            let service = ProxyService::<ClientBody>::new(&options);
             serve(listener, service, &options, async { drop(stopped.await) }).await
         });
         Self { addr, stop: Some(stop), serving }

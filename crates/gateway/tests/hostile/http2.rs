@@ -198,6 +198,30 @@ async fn streams_that_are_opened_and_reset_at_once_do_not_stop_others() {
     assert!(gone || came.closed || came.gone_away, "10 000 resets, and still served: {came:?}");
 }
 
+/// One that was refused and has not seen it yet: past a second, a stream that was reset is forgotten, and what comes on it ends
+/// the connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_writes_on_to_who_refused_it_keeps_its_connection() {
+    let service = service().await;
+    let gateway = gateway(&service.url(), |_| {}).await;
+    let mut client = Frames::open(gateway.addr).await;
+    client.head(1, &[METHOD, SCHEME, AUTHORITY, PATH], false).await;
+    let refused = client.read(QUIET).await;
+    assert_eq!((refused.statuses.as_slice(), refused.resets), (&[400][..], 0), "without a key");
+    for piece in 0..5 {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert!(client.send(DATA, if piece == 4 { END_STREAM } else { 0 }, 1, &[b'x'; 1000]).await);
+    }
+    client.head(3, &[(METHOD.0, b"GET"), SCHEME, AUTHORITY, PATH], true).await;
+    let came = client.read(QUIET).await;
+    assert_eq!(
+        (came.statuses.as_slice(), came.gone_away, came.closed),
+        (&[200][..], false, false),
+        "{came:?}"
+    );
+    assert_eq!(arrived(&service, "after it"), ["GET /outer HTTP/1.1"]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn floods_of_frames_that_ask_for_nothing_do_not_stop_others() {
     let service = service().await;
