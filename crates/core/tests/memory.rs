@@ -29,6 +29,7 @@ async fn past_its_bound_new_keys_are_refused_until_a_purge() {
     };
     assert_eq!((refused.1.kind(), refused.1.may_have_applied()), (StoreErrorKind::Full, false));
     assert_eq!(store.len(), held.len(), "a refused claim leaves nothing behind");
+    assert!(!store.is_empty());
 
     // What is there already goes on, and an effect that happened is written even past the bound.
     for operation in &held {
