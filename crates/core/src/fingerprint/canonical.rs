@@ -270,6 +270,7 @@ mod tests {
                 "\\\"\\\\/\u{7f}\""
             )
         );
+        assert_eq!(canonical(r#""\b\f\n\r\t\"\\\/""#), r#""\b\f\n\r\t\"\\/""#);
     }
 
     #[test]
