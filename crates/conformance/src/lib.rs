@@ -181,6 +181,7 @@ macro_rules! admin_conformance {
                 what_is_not_there_stays_absent
                 every_change_is_on_the_audit_table
                 a_record_is_shown_as_it_stands
+                a_record_is_as_old_as_its_first_claim
                 pages_cover_every_record_once
                 lists_are_filtered
                 records_are_counted_by_state

@@ -113,9 +113,10 @@ impl MemoryStore {
             shards,
             hasher: RandomState::default(),
             clock,
-            records_max_per_shard: 1_000_000 / SHARDS,
+            records_max_per_shard: 0,
             audit: Arc::default(),
         }
+        .records_max(1_000_000)
     }
 
     /// Bounds the number of records, rounded up to a multiple of 32.

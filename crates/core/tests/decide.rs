@@ -19,13 +19,12 @@ fn a_claim_meets_every_state() {
     let acquired = |attempt, how| Decision::Acquire { attempt, how };
     let in_progress =
         |lease_left| Decision::Answer(ClaimOutcome::InProgress { lease_left, age: AGE, origin: origin() });
-    let nothing_left = State::InProgress { token: THEIRS, lease: LeaseView::Left(Duration::ZERO), age: AGE };
     for (state, expected) in [
         (live(THEIRS), in_progress(LEFT)),
         (live(MINE), acquired(3, Acquire::Reentrant)),
         (late(THEIRS), acquired(4, Acquire::TakeOver)),
         (late(MINE), acquired(3, Acquire::Reentrant)),
-        (nothing_left, acquired(4, Acquire::TakeOver)),
+        (nothing_left(THEIRS), acquired(4, Acquire::TakeOver)),
         (unknown(THEIRS), Decision::Answer(ClaimOutcome::Unknown { since: ENDED, origin: origin() })),
         (unknown(MINE), acquired(3, Acquire::Reentrant)),
         (done(THEIRS), Decision::Answer(ClaimOutcome::Completed(stored(LEFT)))),
@@ -120,6 +119,7 @@ fn operators_meet_every_state() {
             O::LiveLease { left: LEFT },
         ),
         (late(THEIRS), StateName::InProgress, O::Apply, O::Apply, O::NoReply),
+        (nothing_left(THEIRS), StateName::InProgress, O::Apply, O::Apply, O::NoReply),
         (unknown(THEIRS), StateName::Unknown, O::Apply, O::Apply, O::NoReply),
         (done(THEIRS), StateName::Completed, O::Completed, O::Apply, O::Apply),
         (expired(THEIRS), StateName::Completed, O::Absent, O::Absent, O::Absent),
@@ -134,7 +134,11 @@ fn operators_meet_every_state() {
         }
     }
     assert_eq!(decide_operator(None, Target::Any), O::Absent);
-    for (state, name) in [(late(THEIRS), StateName::Unknown), (live(THEIRS), StateName::InProgress)] {
+    for (state, name) in [
+        (late(THEIRS), StateName::Unknown),
+        (nothing_left(THEIRS), StateName::Unknown),
+        (live(THEIRS), StateName::InProgress),
+    ] {
         let held = Record { on_lease_end: OnLeaseEnd::Hold, ..record(state) };
         assert_eq!(held.state_name(), name, "{held:?}");
     }
@@ -163,6 +167,11 @@ fn request() -> ClaimRequest {
 
 fn live(token: LeaseToken) -> State {
     State::InProgress { token, lease: LeaseView::Left(LEFT), age: AGE }
+}
+
+// As a store says it that does not look whether nothing is left.
+fn nothing_left(token: LeaseToken) -> State {
+    State::InProgress { token, lease: LeaseView::Left(Duration::ZERO), age: AGE }
 }
 
 fn late(token: LeaseToken) -> State {

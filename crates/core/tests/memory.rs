@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use onlyonce_core::{
     ClaimOutcome, ClaimRequest, CompleteOutcome, Completion, Fingerprint, Key, LeaseToken, MemoryStore,
-    OnLeaseEnd, Operation, PurgeRequest, Reply, Scope, Store, StoreErrorKind, TestClock,
+    OnLeaseEnd, Operation, PurgeRequest, Reply, Scope, Store, StoreAdmin, StoreErrorKind, TestClock,
 };
 
 const OWNER: LeaseToken = LeaseToken::from_bytes([1; 16]);
@@ -29,6 +29,7 @@ async fn past_its_bound_new_keys_are_refused_until_a_purge() {
     };
     assert_eq!((refused.1.kind(), refused.1.may_have_applied()), (StoreErrorKind::Full, false));
     assert_eq!(store.len(), held.len(), "a refused claim leaves nothing behind");
+    assert!(!store.is_empty());
 
     // What is there already goes on, and an effect that happened is written even past the bound.
     for operation in &held {
@@ -44,6 +45,25 @@ async fn past_its_bound_new_keys_are_refused_until_a_purge() {
     assert_eq!(purged.removed as usize, held.len() + 1);
     assert!(store.is_empty());
     assert!(matches!(store.claim(&refused.0, &request()).await, Ok(ClaimOutcome::Acquired(_))));
+}
+
+#[tokio::test]
+async fn the_bytes_of_records_are_those_of_their_names_and_replies() {
+    let store = MemoryStore::new();
+    let bytes = async || store.stats().await.unwrap().bytes.unwrap();
+    assert_eq!(bytes().await, 0);
+    let (short, long) = (operation(1), operation(1000));
+    let scope = Scope::new("shop").unwrap();
+    let scoped = Operation::new(scope, long.key().clone(), *long.fingerprint());
+    store.claim(&short, &request()).await.unwrap();
+    let one = bytes().await;
+    assert!(one > short.key().as_str().len() as u64);
+    store.claim(&long, &request()).await.unwrap();
+    store.claim(&scoped, &request()).await.unwrap();
+    assert_eq!(bytes().await, 3 * one + 2 * 3 + 4, "two keys of three bytes more, and one scope of four");
+    let before = bytes().await;
+    store.complete(&short, &completion()).await.unwrap();
+    assert_eq!(bytes().await - before, completion().reply.weight_bytes() as u64);
 }
 
 fn operation(n: usize) -> Operation {

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use common::*;
 use onlyonce_core::{
-    ClaimOutcome, CompleteOutcome, PurgeRequest, Purged, RenewOutcome, Store, StoreErrorKind, TestClock,
+    ClaimOutcome, CompleteOutcome, PurgeRequest, Purged, ReleaseOutcome, RenewOutcome, Store, StoreErrorKind,
+    TestClock,
 };
 use onlyonce_store_sqlite::SqliteStore;
 
@@ -108,6 +109,7 @@ async fn a_step_that_has_stood_for_an_hour_is_accepted_by_all() {
     store.complete(&op("old"), &kept).await.unwrap();
     let long = onlyonce_core::ClaimRequest { lease: 3 * HOUR, ..take_over() };
     acquired(store.claim(&op("leased"), &long).await.unwrap());
+    acquired(store.claim(&op("given up"), &long).await.unwrap());
 
     clock.step_wall_forward(48 * HOUR);
     assert!(store.purge(&purge()).await.unwrap().paused);
@@ -128,7 +130,14 @@ async fn a_step_that_has_stood_for_an_hour_is_accepted_by_all() {
             ClaimOutcome::InProgress { lease_left, .. } if lease_left == LEASE
         ));
     }
-    // The owner of an older scale renews and completes.
+    // The owner of an older scale gives up, renews and completes.
+    let given_up = store.mark_unknown(&op("given up"), long.token).await.unwrap();
+    assert_eq!(given_up, ReleaseOutcome::Applied);
+    let now = onlyonce_core::Clock::wall(&clock);
+    assert!(matches!(
+        other.claim(&op("given up"), &take_over()).await.unwrap(),
+        ClaimOutcome::Unknown { since, .. } if since <= now
+    ));
     assert_eq!(store.renew(&op("leased"), long.token, HOUR).await.unwrap(), RenewOutcome::Renewed);
     clock.advance(HOUR - Duration::from_millis(1));
     assert!(matches!(
@@ -175,6 +184,7 @@ async fn a_reboot_ends_leases_and_keeps_replies() {
         store.complete(&op("held"), &done(held.token, "late")).await.unwrap(),
         CompleteOutcome::Stored(_)
     ));
+    assert_eq!(completed(store.claim(&op("held"), &hold()).await.unwrap()).body(), "late");
     clock.advance(RETENTION - Duration::from_secs(1));
     acquired(store.claim(&op("finished"), &take_over()).await.unwrap());
 }

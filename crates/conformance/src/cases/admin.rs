@@ -253,6 +253,31 @@ pub async fn a_record_is_shown_as_it_stands(h: &Harness) {
     assert_eq!(answered(admin.show(late.id()).await).expect("the record").attempt, 2);
 }
 
+/// A record is as old as its first claim, whoever takes it over; where a claim finds it expired or freed, it is a new one.
+pub async fn a_record_is_as_old_as_its_first_claim(h: &Harness) {
+    let (admin, operation, owner, next) = (h.admin(), h.operation("k"), fresh_token(), fresh_token());
+    let created = async || answered(admin.show(operation.id()).await).expect("a record").created_at;
+    h.acquire(&operation, owner).await;
+    let first = created().await;
+    h.advance(h.unit()).await;
+    h.acquire(&operation, owner).await;
+    h.advance(h.lease()).await;
+    assert_eq!(h.acquire(&operation, next).await.attempt, 2);
+    assert!(h.is_same_moment(created().await, first));
+    h.finish(&operation, next, Reply::ok("done")).await;
+    assert!(h.is_same_moment(created().await, first));
+
+    h.advance(h.retention()).await;
+    assert_eq!(h.acquire(&operation, owner).await.attempt, 1);
+    let second = created().await;
+    assert!(second >= first + h.retention(), "expired: {second:?} after {first:?}");
+    done(admin.free(operation.id(), &by_force()).await);
+    h.advance(h.lease()).await;
+    assert_eq!(h.acquire(&operation, next).await.attempt, 2);
+    let third = created().await;
+    assert!(third >= second + h.unit() * 2, "freed: {third:?} after {second:?}");
+}
+
 /// Pages of any size cover every record once, in the order of the bytes of scope and key.
 pub async fn pages_cover_every_record_once(h: &Harness) {
     let admin = h.admin();

@@ -258,6 +258,21 @@ mod tests {
         assert_eq!(canonical(sample), expected);
     }
 
+    // As ECMAScript's JSON.stringify does: two letters where there are two, else four digits.
+    #[test]
+    fn escapes_are_the_short_ones() {
+        let every: String = (0..0x20).map(|code| format!("\\u{code:04x}")).collect();
+        assert_eq!(
+            canonical(&format!(r#""{every}\u0022\u005c\u002f\u007f""#)),
+            concat!(
+                r#""\u0000\u0001\u0002\u0003\u0004\u0005\u0006\u0007\b\t\n\u000b\f\r\u000e\u000f"#,
+                r#"\u0010\u0011\u0012\u0013\u0014\u0015\u0016\u0017\u0018\u0019\u001a\u001b\u001c\u001d\u001e\u001f"#,
+                "\\\"\\\\/\u{7f}\""
+            )
+        );
+        assert_eq!(canonical(r#""\b\f\n\r\t\"\\\/""#), r#""\b\f\n\r\t\"\\/""#);
+    }
+
     #[test]
     fn numerals_are_exact() {
         for (a, b) in [

@@ -335,6 +335,15 @@ mod tests {
             Definition::members((0..65).map(|i| format!("/{i}"))),
             Err(InvalidDefinition::TooMany { count: 65 })
         );
+        assert!(Definition::members((0..64).map(|i| format!("/{i}"))).is_ok());
+        let headers =
+            |count: usize| (0..count).map(|i| HeaderName::try_from(format!("x-{i:03}")).expect("a name"));
+        let most = Definition::raw().with_headers(headers(64)).unwrap();
+        assert_eq!(most.headers(), headers(64).collect::<Vec<_>>());
+        for count in [65, 66] {
+            let refused = Definition::raw().with_headers(headers(count));
+            assert_eq!(refused, Err(InvalidDefinition::TooMany { count }));
+        }
         assert_eq!(
             Definition::members(["amount"]).unwrap_err().to_string(),
             "\"amount\": a JSON pointer starts with a slash"

@@ -153,10 +153,24 @@ mod tests {
     #[test]
     fn the_stored_form_comes_back_and_nothing_else_is_read() {
         let print = Fingerprint::builder(DefinitionId(0xabc)).part("x").finish();
-        assert_eq!(print.to_string().parse(), Ok(print));
-        for bad in
-            ["", "sha256", "sha512:0000000000000000:00", "sha256:0:00", &print.to_string().to_uppercase()]
-        {
+        let text = print.to_string();
+        assert_eq!(text.parse(), Ok(print));
+        assert_eq!(format!("{print:?}"), format!("Fingerprint({text})"));
+        assert_eq!(Fingerprint::from_digest(print.definition(), *print.digest()), print);
+        let (definition, digest) = (&text[7..23], &text[24..]);
+        for bad in [
+            "",
+            "sha256",
+            "sha512:0000000000000000:00",
+            "sha256:0:00",
+            &text.to_uppercase(),
+            &format!("sha512:{definition}:{digest}"),
+            &format!("sha256:{definition}0:{digest}"),
+            &format!("sha256:{}:{digest}", definition.to_uppercase()),
+            &format!("sha256:{definition}:{digest}0"),
+            &format!("sha256:{definition}:{}", digest.to_uppercase()),
+            &format!("{text}:"),
+        ] {
             assert_eq!(bad.parse::<Fingerprint>(), Err(UnreadableFingerprint), "{bad}");
         }
     }

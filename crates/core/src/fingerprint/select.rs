@@ -194,6 +194,9 @@ mod tests {
             assert_eq!(found(document, absent), None, "{absent}");
         }
         assert_eq!("foo".parse::<Pointer>(), Err(InvalidPointer::NoSlash));
+        let longest = format!("/{}", "a".repeat(POINTER_BYTES_MAX - 1));
+        assert_eq!(longest.parse::<Pointer>().unwrap().to_string(), longest);
+        assert_eq!(format!("{longest}a").parse::<Pointer>(), Err(InvalidPointer::TooLong));
         assert_eq!("/a~2".parse::<Pointer>(), Err(InvalidPointer::Escape));
         assert_eq!("/a~".parse::<Pointer>(), Err(InvalidPointer::Escape));
         assert_eq!(format!("/{}", "a".repeat(1024)).parse::<Pointer>(), Err(InvalidPointer::TooLong));

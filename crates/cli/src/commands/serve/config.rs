@@ -100,15 +100,21 @@ impl File {
         }
     }
 
-    /// `FILE:LINE: KEY: what is wrong`.
+    /// `FILE:LINE: KEY: what is wrong`. What it quotes of the file may hold control characters, which are no matter of a
+    /// terminal or a log: they are escaped.
     fn wrong(&self, at: usize, key: Option<&str>, why: &str) -> Failure {
         let line = 1 + self.text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count();
         let mut message = format!("{}:{line}: ", self.name);
         if let Some(key) = key {
-            write!(message, "{key}: ").expect("a String takes any text");
+            write!(message, "{}: ", visible(key)).expect("a String takes any text");
         }
-        Failure::Usage(message + why)
+        Failure::Usage(message + &visible(why))
     }
+}
+
+fn visible(text: &str) -> String {
+    let escaped = |c: char| if c.is_control() { c.escape_default().collect() } else { String::from(c) };
+    text.chars().map(escaped).collect()
 }
 
 fn known<'a>(serve: &'a Command, name: &str) -> Option<&'a Arg> {
@@ -233,6 +239,8 @@ mod tests {
             ("guard = \"POST a\"", "FILE:1: guard: invalid value"),
             ("expires = \"yes\"", "FILE:1: expires: write true or false"),
             ("on-unknown = \"panic\"", "FILE:1: on-unknown: invalid value 'panic'"),
+            ("on-unknown = \"pan\tc\"", "FILE:1: on-unknown: invalid value 'pan\\tc'"),
+            ("\"\\u001b[2J\" = 1", "FILE:1: \\u{1b}[2J: no such option"),
             ("wait = 2026-01-01", "FILE:1: wait: write a text"),
             ("[limits]\nwait = \"1s\"", "FILE:1: limits: there are no sections"),
             ("config = \"other.toml\"", "FILE:1: config: it is for the command line alone"),
