@@ -11,6 +11,8 @@ mod config;
 mod failure;
 #[path = "../properties/config.rs"]
 mod properties;
+#[path = "../../crates/cli/src/visible.rs"]
+mod visible;
 
 use std::sync::LazyLock;
 

@@ -5,6 +5,7 @@ mod demo;
 mod failure;
 mod output;
 mod store_url;
+mod visible;
 
 use std::process::ExitCode;
 use std::sync::Arc;

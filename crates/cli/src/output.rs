@@ -15,6 +15,8 @@ use onlyonce_core::{
 use onlyonce_http::RequestOrigin;
 use serde::Serialize;
 
+pub(crate) use crate::visible::visible;
+
 /// Writes one JSON document and a line break.
 pub(crate) fn json(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     serde_json::to_writer_pretty(&mut *out, value).map_err(io::Error::from)?;
@@ -34,15 +36,6 @@ pub(crate) fn print_table(out: &mut impl Write, table: &mut Table) -> io::Result
         column.set_padding((0, 2));
     }
     table.lines().try_for_each(|line| writeln!(out, "{}", line.trim_end()))
-}
-
-/// Text from a client, fit for a terminal: what cannot be seen, or turns the line around, is escaped.
-pub(crate) fn visible(text: &str) -> String {
-    let hidden = |c: char| c != '\\' && c != '\'' && c != '"' && c.escape_debug().count() > 1;
-    let bidi = |c: char| matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
-    text.chars()
-        .map(|c| if hidden(c) || bidi(c) { c.escape_unicode().to_string() } else { c.to_string() })
-        .collect()
 }
 
 /// A scope, for people.
@@ -232,12 +225,6 @@ impl From<&StoreStats> for StatsJson {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_cannot_be_seen_is_escaped_and_the_rest_is_not() {
-        assert_eq!(visible("order-7 é \"x\" \\ 주문"), "order-7 é \"x\" \\ 주문");
-        assert_eq!(visible("a\u{202e}b\u{200b}c\u{1b}"), "a\\u{202e}b\\u{200b}c\\u{1b}");
-    }
 
     #[test]
     fn times_outside_the_calendar_do_not_panic() {

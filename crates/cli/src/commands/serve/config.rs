@@ -11,6 +11,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::failure::Failure;
+use crate::visible::visible;
 
 /// A file longer than this is not one of options.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -100,8 +101,7 @@ impl File {
         }
     }
 
-    /// `FILE:LINE: KEY: what is wrong`. What it quotes of the file may hold control characters, which are no matter of a
-    /// terminal or a log: they are escaped.
+    /// `FILE:LINE: KEY: what is wrong`. What it quotes of the file may hold anything.
     fn wrong(&self, at: usize, key: Option<&str>, why: &str) -> Failure {
         let line = 1 + self.text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count();
         let mut message = format!("{}:{line}: ", self.name);
@@ -110,11 +110,6 @@ impl File {
         }
         Failure::Usage(message + &visible(why))
     }
-}
-
-fn visible(text: &str) -> String {
-    let escaped = |c: char| if c.is_control() { c.escape_default().collect() } else { String::from(c) };
-    text.chars().map(escaped).collect()
 }
 
 fn known<'a>(serve: &'a Command, name: &str) -> Option<&'a Arg> {
@@ -239,7 +234,7 @@ mod tests {
             ("guard = \"POST a\"", "FILE:1: guard: invalid value"),
             ("expires = \"yes\"", "FILE:1: expires: write true or false"),
             ("on-unknown = \"panic\"", "FILE:1: on-unknown: invalid value 'panic'"),
-            ("on-unknown = \"pan\tc\"", "FILE:1: on-unknown: invalid value 'pan\\tc'"),
+            ("on-unknown = \"pan\tc\"", "FILE:1: on-unknown: invalid value 'pan\\u{9}c'"),
             ("\"\\u001b[2J\" = 1", "FILE:1: \\u{1b}[2J: no such option"),
             ("wait = 2026-01-01", "FILE:1: wait: write a text"),
             ("[limits]\nwait = \"1s\"", "FILE:1: limits: there are no sections"),
