@@ -146,7 +146,9 @@ pub(crate) struct ServerOptions {
 impl ServerOptions {
     pub(crate) fn new(store: &TestStore) -> Self {
         // Expired records are looked for by the tests that want it.
-        let limits = Limits { purge_interval: Duration::ZERO, ..Limits::default() };
+        // A busy machine's disk can stand still for longer than the default allows; the tests of that time set their own.
+        let store_timeout = Duration::from_secs(20);
+        let limits = Limits { purge_interval: Duration::ZERO, store_timeout, ..Limits::default() };
         Self { store: store.store(), policy: Policy::default(), limits, clock: Arc::new(SystemClock) }
     }
 
