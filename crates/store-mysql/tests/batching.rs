@@ -118,3 +118,53 @@ async fn a_thousand_callers_share_few_commits() {
     assert!(count("Com_insert") <= 50, "{} statements for a thousand completions", count("Com_insert"));
     assert_eq!(count("Com_select"), 0);
 }
+
+/// Of claims that are asked at once, those that are usual are done by the one statement, whatever the others meet.
+#[tokio::test]
+async fn who_meets_nobody_is_done_whatever_others_of_the_batch_meet() {
+    let server = Mariadb::private().await;
+    let database = server.database().await;
+    let store = MysqlStore::open(&server.url(&database)).await.unwrap();
+    acquired(store.claim(&op("k7"), &take_over()).await.unwrap());
+    let mut counted = Counted::start(server).await;
+    // Asked in one go on one thread, they are one batch.
+    let all: Vec<_> = (0..20).map(|n| (op(&format!("k{n}")), take_over())).collect();
+    let claims = join_all(all.iter().map(|(operation, mine)| store.claim(operation, mine))).await;
+    for (n, claim) in claims.into_iter().enumerate() {
+        match claim.unwrap() {
+            ClaimOutcome::InProgress { .. } => assert_eq!(n, 7),
+            other => assert_eq!((acquired(other).attempt, n == 7), (1, false)),
+        }
+    }
+    let count = counted.since().await;
+    let asked = ["Com_insert", "Com_select", "Com_begin"].map(count);
+    assert_eq!(asked, [1, 1, 0], "one look for all, and nothing is written again");
+}
+
+/// Of completions that are asked at once each is told what became of it.
+#[tokio::test]
+async fn completions_of_one_batch_are_each_told_what_became_of_them() {
+    let (_server, _database, store) = store().await;
+    let all: Vec<_> = (0..20).map(|n| (op(&format!("k{n}")), take_over())).collect();
+    for (n, (operation, mine)) in all.iter().enumerate() {
+        if n != 3 {
+            acquired(store.claim(operation, mine).await.unwrap());
+        }
+    }
+    store.complete(&all[7].0, &done(all[7].1.token, "first")).await.unwrap();
+    let batches = store.counters().batches;
+    let completions: Vec<_> =
+        all.iter().map(|(operation, mine)| (operation, done(mine.token, "second"))).collect();
+    let ends = join_all(completions.iter().map(|(operation, done)| store.complete(operation, done))).await;
+    assert_eq!(store.counters().batches, batches + 1);
+    for (n, end) in ends.into_iter().enumerate() {
+        match (n, end.unwrap()) {
+            (3, CompleteOutcome::StoredAnew(stored)) => assert_eq!(stored.reply.body(), "second"),
+            (7, CompleteOutcome::AlreadyStored(stored)) => assert_eq!(stored.reply.body(), "first"),
+            (n, CompleteOutcome::Stored(stored)) if n != 3 && n != 7 => {
+                assert_eq!(stored.reply.body(), "second");
+            }
+            (n, other) => panic!("{n}: {other:?}"),
+        }
+    }
+}
