@@ -1,0 +1,108 @@
+//! A replica that has to confirm: while it hears nothing, nothing is told that a failover would forget.
+
+mod common;
+
+use std::time::Duration;
+
+use common::*;
+use onlyonce_core::{
+    ClaimOutcome, CompleteOutcome, ReleaseOutcome, RenewOutcome, Reply, Store, StoreError, StoreErrorKind,
+};
+use onlyonce_store_redis::{OnceOutcome, Plan, RedisStore};
+use testkit::{Redis, wait_for};
+
+async fn replica_of(master: &Redis) -> Redis {
+    let replica = Redis::options().setting(&format!("replicaof 127.0.0.1 {}", master.port())).start().await;
+    wait_for("it is in step", async || {
+        replica.cli(["info", "replication"]).await.contains("master_link_status:up").then_some(())
+    })
+    .await;
+    replica
+}
+
+/// A store that waits for one replica.
+async fn careful(master: &Redis) -> RedisStore {
+    let options = || patient(&master.url()).min_replicas(1).replica_timeout(Duration::from_secs(1));
+    wait_for("a replica confirms what the store tries out", async || options().open().await.ok()).await
+}
+
+fn unconfirmed(error: &StoreError, may_have_applied: bool) {
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
+    assert_eq!(error.may_have_applied(), may_have_applied, "{error}");
+}
+
+#[tokio::test]
+async fn what_no_replica_has_is_not_told() {
+    let master = Redis::private().await;
+    let replica = replica_of(&master).await;
+    // A connection that waited in vain for one write waits with the next: each question is asked by a store of its own.
+    let (owner, reader) = (careful(&master).await, careful(&master).await);
+    let (again, effects, effect_reader) =
+        (careful(&master).await, careful(&master).await, careful(&master).await);
+    let [new, done, marked, kept, left, paid] =
+        ["new", "done", "marked", "kept", "left", "paid"].map(|key| scoped("", key));
+    for op in [&done, &marked, &kept, &left] {
+        acquire(&owner, op, 1).await;
+    }
+    let effect = Plan::new("return {status = 200, body = 'paid', writes = {{'INCR', KEYS[1]}}}").effect();
+    let effect = effect.key("paid");
+
+    replica.pause();
+    let (claim, completion_1) = (request(1), completion(1, Reply::ok("charged")));
+    let (refused, unsure, unmarked, renewed, released, ran) = tokio::join!(
+        owner.claim(&new, &claim),
+        owner.complete(&done, &completion_1),
+        owner.mark_unknown(&marked, token(1)),
+        owner.renew(&kept, token(1), Duration::from_secs(60)),
+        owner.release(&left, token(1)),
+        effects.once(&paid, &effect),
+    );
+    unconfirmed(&refused.unwrap_err(), false);
+    assert_eq!(master.cli(["exists", "idem:new"]).await, "0", "the claim is taken back");
+    unconfirmed(&unsure.unwrap_err(), true);
+    unconfirmed(&unmarked.unwrap_err(), true);
+    unconfirmed(&ran.unwrap_err(), true);
+    // Forgotten, they cost no second run: an earlier end of the lease, or a key that is held for longer.
+    assert_eq!(renewed.unwrap(), RenewOutcome::Renewed);
+    assert_eq!(released.unwrap(), ReleaseOutcome::Applied);
+
+    // What the master has by now is not told to others either, nor to the owner who asks again.
+    let other = request(2);
+    let (read, repeated, replayed) = tokio::join!(
+        reader.claim(&done, &other),
+        again.complete(&done, &completion_1),
+        effect_reader.once(&paid, &effect),
+    );
+    unconfirmed(&read.unwrap_err(), false);
+    unconfirmed(&repeated.unwrap_err(), true);
+    unconfirmed(&replayed.unwrap_err(), false);
+
+    replica.resume();
+    assert_eq!(acquire(&owner, &new, 1).await, 1);
+    assert_eq!(replay(&reader, &done).await, Reply::ok("charged"));
+    let end = again.complete(&done, &completion_1).await.unwrap();
+    assert!(matches!(end, CompleteOutcome::AlreadyStored(_)), "{end:?}");
+    let outcome = effect_reader.once(&paid, &effect).await.unwrap();
+    assert!(
+        matches!(&outcome, OnceOutcome::Replayed(stored) if stored.reply == Reply::ok("paid")),
+        "{outcome:?}"
+    );
+    assert_eq!(master.cli(["get", "paid"]).await, "1");
+}
+
+#[tokio::test]
+async fn as_many_replicas_as_were_asked_for_are_enough_and_fewer_are_not() {
+    let master = Redis::private().await;
+    let _replica = replica_of(&master).await;
+    let store = careful(&master).await;
+    acquire(&store, &operation("k"), 1).await;
+    finish(&store, &operation("k"), 1, Reply::ok("done")).await;
+    let two = patient(&master.url()).min_replicas(2).replica_timeout(Duration::from_millis(200));
+    let error = two.open().await.unwrap_err();
+    assert!(error.to_string().contains("1 of 2 replicas"), "{error}");
+    match store.claim(&operation("k"), &request(2)).await.unwrap() {
+        ClaimOutcome::Completed(stored) => assert_eq!(stored.reply, Reply::ok("done")),
+        other => panic!("{other:?}"),
+    }
+}
