@@ -91,6 +91,31 @@ async fn what_no_replica_has_is_not_told() {
     assert_eq!(master.cli(["get", "paid"]).await, "1");
 }
 
+/// WAIT is about what its own connection wrote: what others wrote, or the same caller on another connection, is written
+/// again before it is told.
+#[tokio::test]
+async fn what_was_written_elsewhere_is_written_again_before_it_is_told() {
+    let master = Redis::private().await;
+    let _replica = replica_of(&master).await;
+    let (owner, other) = (careful(&master).await, careful(&master).await);
+    let op = scoped("", "k");
+    acquire(&owner, &op, 1).await;
+    finish(&owner, &op, 1, Reply::ok("done")).await;
+    let changes = async || {
+        let said = master.cli(["info", "persistence"]).await;
+        let count = said.lines().find_map(|line| line.strip_prefix("rdb_changes_since_last_save:"));
+        count.and_then(|count| count.trim().parse::<u64>().ok()).expect("it counts changes")
+    };
+    let ends = master.cli(["pexpiretime", "idem:k"]).await;
+    let before = changes().await;
+    assert_eq!(replay(&other, &op).await, Reply::ok("done"));
+    assert_eq!(changes().await, before + 1, "a reply is told");
+    let end = other.complete(&op, &completion(1, Reply::ok("again"))).await.unwrap();
+    assert!(matches!(end, CompleteOutcome::AlreadyStored(_)), "{end:?}");
+    assert_eq!(changes().await, before + 2, "an owner asks again");
+    assert_eq!(master.cli(["pexpiretime", "idem:k"]).await, ends, "and nothing is changed by it");
+}
+
 #[tokio::test]
 async fn as_many_replicas_as_were_asked_for_are_enough_and_fewer_are_not() {
     let master = Redis::private().await;
