@@ -2,7 +2,10 @@
 //!
 //! All of them are served by one runtime of two threads in this process; the load generator has a thread of its own.
 
+use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -33,7 +36,14 @@ use crate::upstream::REPLY_BODY;
 /// How many keys are replayed over and over.
 const REPLAYED_KEYS: u64 = 1000;
 
-pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct LayerPlan {
+    /// The program of `benches/peer`, to be measured beside ours on the same Redis server.
+    #[arg(long)]
+    peer: Option<PathBuf>,
+}
+
+pub(crate) fn run(plan: &Plan, layer: &LayerPlan, report: &mut Report) -> Result<()> {
     let (runtime, folder) = (workers()?, plan.folder()?);
     // The engine starts tasks of its own.
     let _context = runtime.enter();
@@ -60,20 +70,69 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
         "layer, new key, redis",
         "layer, new key, sqlite",
     ];
-    let subjects = vec![
+    let mut subjects = vec![
         subject(bare, bare_server, Keys::unique()),
         subject(replay, memory_server, Keys::cycle(REPLAYED_KEYS)),
         subject(memory, memory_server, Keys::unique()),
         subject(redis, redis_layer, Keys::unique()),
         subject(sqlite, sqlite_server, Keys::unique()),
     ];
-    let comparisons = [
+    let mut comparisons = vec![
         Comparison::new(replay, bare, Target::Rate(0.95, 1.0)),
         Comparison::new(memory, bare, Target::Rate(0.75, 0.85)),
         Comparison::new(redis, bare, Target::Rate(0.5, 0.6)),
         Comparison::new(sqlite, bare, Target::Rate(0.4, 0.5)),
     ];
+    let peer = layer.peer.as_deref().map(|program| Peer::start(program, &redis_server.url())).transpose()?;
+    if let Some(peer) = &peer {
+        let [bare, guarded] = ["peer, bare", "peer, new key, redis"];
+        for (name, path) in [(bare, "/bare"), (guarded, "/charges")] {
+            let (request, keys, server) = (Request::to(path, "POST"), Arc::new(Keys::unique()), peer.address);
+            subjects.push(Subject::new(name, move |time| load::run(server, &request, &keys, time)));
+        }
+        comparisons.push(Comparison::new(guarded, bare, Target::None));
+        comparisons.push(Comparison::new(redis, guarded, Target::None));
+    }
     series(plan, report, "layer", subjects, &comparisons)
+}
+
+/// A process that ends when its standard input does.
+struct Peer {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Peer {
+    fn start(program: &Path, redis: &str) -> Result<Self> {
+        let mut command = Command::new(program);
+        command.arg(redis).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().with_context(|| {
+            format!(
+                "run {}; build it with: cargo build --release --manifest-path benches/peer/Cargo.toml",
+                program.display()
+            )
+        })?;
+        let mut line = String::new();
+        if let Some(stdout) = child.stdout.take() {
+            BufReader::new(stdout).read_line(&mut line)?;
+        }
+        let address = line.trim().parse().with_context(|| format!("the peer says {line:?}, and no address"));
+        match address {
+            Ok(address) => Ok(Self { child, address }),
+            Err(error) => {
+                child.kill()?;
+                child.wait()?;
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
 }
 
 fn guarded(store: impl Store) -> Router {

@@ -33,8 +33,12 @@ pub(crate) struct Request {
 
 impl Request {
     pub(crate) fn new(method: &str) -> Self {
+        Self::to("/charges", method)
+    }
+
+    pub(crate) fn to(path: &str, method: &str) -> Self {
         let before = format!(
-            "{method} /charges HTTP/1.1\r\nHost: bench.test\r\nAuthorization: Bearer token-of-merchant-1\r\n\
+            "{method} {path} HTTP/1.1\r\nHost: bench.test\r\nAuthorization: Bearer token-of-merchant-1\r\n\
              Content-Type: application/json\r\nContent-Length: {}\r\nIdempotency-Key: ",
             REQUEST_BODY.len()
         );

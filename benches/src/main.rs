@@ -78,7 +78,7 @@ enum What {
         rows: u64,
     },
     /// An axum handler, bare and behind the layer.
-    Layer,
+    Layer(layer::LayerPlan),
     /// `onlyonce serve` against nginx and against itself.
     Gateway(gateway::Programs),
     /// `onlyonce inbox` against a loop by hand and the `sqlite3` shell.
@@ -157,7 +157,7 @@ fn main() -> Result<()> {
         What::PostgresGrowth { rows } => postgres::growth(&plan, rows, &mut report)?,
         What::Mysql => mysql::run(&plan, &mut report)?,
         What::MysqlGrowth { rows } => mysql::growth(&plan, rows, &mut report)?,
-        What::Layer => layer::run(&plan, &mut report)?,
+        What::Layer(layer) => layer::run(&plan, &layer, &mut report)?,
         What::Gateway(programs) => gateway::run(&plan, &programs, &mut report)?,
         What::Inbox(inbox) => inbox::run(&plan, &inbox, &mut report)?,
         What::Soak(soak) => return soak::run(&plan, &soak)?.print(plan.json),
@@ -167,7 +167,7 @@ fn main() -> Result<()> {
             redis::run(&plan, &mut report)?;
             postgres::run(&plan, &mut report)?;
             mysql::run(&plan, &mut report)?;
-            layer::run(&plan, &mut report)?;
+            layer::run(&plan, &layer::LayerPlan::default(), &mut report)?;
             gateway::run(&plan, &programs, &mut report)?;
             inbox::run(&plan, &inbox, &mut report)?;
             if plan.quick {

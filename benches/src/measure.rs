@@ -95,6 +95,8 @@ pub(crate) enum Target {
     Time(f64, f64),
     /// Of the p99 times: at most the first, the second being the aim.
     Tail(f64, f64),
+    /// Of the rates, for the reader: what somebody else makes of the same work.
+    None,
 }
 
 /// One subject against another.

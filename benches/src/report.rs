@@ -38,6 +38,7 @@ enum Reached {
     Aim,
     AtLeast,
     Missed,
+    NoTarget,
 }
 
 impl Report {
@@ -87,7 +88,7 @@ impl Report {
 impl Ratio {
     fn new(comparison: &Comparison, subject: &[Sample], against: &[Sample]) -> Self {
         let of = |sample: &Sample| match comparison.target {
-            Target::Rate(..) => sample.rate,
+            Target::Rate(..) | Target::None => sample.rate,
             Target::Time(..) => sample.p50_us,
             Target::Tail(..) => sample.p99_us,
         };
@@ -97,6 +98,7 @@ impl Ratio {
             Target::Rate(least, _) if median >= least => Reached::AtLeast,
             Target::Time(_, aim) | Target::Tail(_, aim) if median <= aim => Reached::Aim,
             Target::Time(most, _) | Target::Tail(most, _) if median <= most => Reached::AtLeast,
+            Target::None => Reached::NoTarget,
             _ => Reached::Missed,
         };
         Self {
@@ -115,11 +117,13 @@ impl Ratio {
             Target::Rate(least, aim) => format!("≥ {least:.2}; {aim:.2}"),
             Target::Tail(most, aim) => format!("≤ {most:.2} × its p99; {aim:.2}"),
             Target::Time(most, aim) => format!("≤ {most:.2} × its p50; {aim:.2}"),
+            Target::None => "none".into(),
         };
         let reached = match self.reached {
             Reached::Aim => "aim",
             Reached::AtLeast => "yes",
             Reached::Missed => "**no**",
+            Reached::NoTarget => "",
         };
         let ratio = format!("{:.2} ({:.2}–{:.2})", self.median, self.min, self.max);
         vec![self.subject.clone(), self.against.clone(), ratio, target, reached.into()]

@@ -23,9 +23,11 @@ pub(crate) struct Statements {
     pub(crate) delete: Sql,
 }
 
-// What every owner's usual case looks for.
+// What every owner's usual case looks for. The status is compared as an expression, for a condition on the column would
+// let the server take the index of what is not completed, which is short until many operations are under way: each batch
+// would read all of it.
 const OWNED: &str = "pg_try_advisory_xact_lock(i.lock) AND t.scope = i.scope AND t.key = i.key
-    AND t.token = i.token AND t.status IN ('in_progress', 'unknown') RETURNING i.n";
+    AND t.token = i.token AND t.status || '' IN ('in_progress', 'unknown') RETURNING i.n";
 
 impl Statements {
     /// `table` is quoted and names its schema.

@@ -53,6 +53,53 @@ async fn one_caller_costs_one_batch_and_a_thousand_at_most_fifty() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn each_record_is_found_by_its_key_and_by_no_index_of_the_purge() {
+    let place = place().await;
+    drop(place.open().await);
+    // All but a few are completed, so that the index of the others looks as if it were the shorter way to any of them.
+    place
+        .psql(
+            "insert into idempotency_keys select 's', gen_random_uuid()::text, repeat('0', 64), 'completed', 201, '', '',
+                now(), now(), now(), now(), now() + interval '1 day', gen_random_uuid(), 1, 'hold', null
+             from generate_series(1, 20000)",
+        )
+        .await;
+    place.psql("vacuum analyze idempotency_keys").await;
+    let store = place.open().await;
+    for n in 0..20 {
+        let [stored, freed, marked] = ["stored", "freed", "marked"].map(|name| op(&format!("{name}{n}")));
+        for operation in [&stored, &freed, &marked] {
+            let lease = acquired(store.claim(operation, &hold()).await.unwrap());
+            let renewed = store.renew(operation, lease.token, Duration::from_secs(30)).await.unwrap();
+            assert_eq!(renewed, RenewOutcome::Renewed);
+            if operation == &stored {
+                let completed = store.complete(operation, &done(lease.token, "done")).await.unwrap();
+                assert!(matches!(completed, CompleteOutcome::Stored(_)), "{completed:?}");
+                let again = store.claim(operation, &hold()).await.unwrap();
+                assert!(matches!(again, ClaimOutcome::Completed(_)), "{again:?}");
+            } else if operation == &freed {
+                store.release(operation, lease.token).await.unwrap();
+            } else {
+                store.mark_unknown(operation, lease.token).await.unwrap();
+            }
+        }
+        let mut client = beside(&place).await;
+        let work = async move |_: &mut tokio_postgres::Transaction<'_>| Ok(Reply::new(201, "done"));
+        store.once(&mut client, &op(&format!("once{n}")), work).await.unwrap();
+    }
+    store.close().await;
+    let sql = "select coalesce(sum(idx_scan), 0) from pg_stat_user_indexes
+        where indexrelname in ('idempotency_keys_lease', 'idempotency_keys_expiry')";
+    let by_key = "select idx_scan from pg_stat_user_indexes where indexrelname = 'idempotency_keys_pkey'";
+    // What a session did is counted when it is idle, or at its end.
+    wait_for("the server has counted", async || {
+        (place.psql(by_key).await.parse::<u64>().unwrap() > 200).then_some(())
+    })
+    .await;
+    assert_eq!(place.psql(sql).await, "0", "scans of the indexes of the purge");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_batch_of_everything_answers_each() {
     let place = place().await;
     let store = place.open().await;

@@ -130,7 +130,10 @@ async fn a_store_that_is_not_fit_is_named_and_left_alone() {
     let (code, said) = refused(folder.path(), "oracle://u:hunter2@h", &[]).await;
     assert!(code == Some(2) && said.contains("not supported") && !said.contains("hunter2"), "{said}");
     let (code, said) = refused(folder.path(), "sqlite:a.db", &["--retention", "10s"]).await;
-    assert!(code == Some(2) && said.contains("at least twice the lease"), "{said}");
+    assert!(code == Some(2) && said.contains("--retention 10s is too short"), "{said}");
+    assert!(said.contains("at least twice the lease (--lease 30s)"), "{said}");
+    let (code, said) = refused(folder.path(), "sqlite:a.db", &["--lease", "0s"]).await;
+    assert!(code == Some(2) && said.contains("--lease 0s is too short: it must be at least 100ms"), "{said}");
     let budget = ["--buffer-budget", "1MiB"];
     let (code, said) = refused(folder.path(), "sqlite:a.db", &budget).await;
     assert!(

@@ -35,7 +35,7 @@ const BREAKING: Duration = Duration::from_millis(220);
 const HEALING: Duration = Duration::from_secs(60);
 
 /// Seeds of one run of the tests.
-const SEEDS: Range<u64> = 0..1000;
+const SEEDS: Range<u64> = 0..2000;
 
 /// The environment variable that names others: one, or `FROM..TO`.
 const VARIABLE: &str = "ONLYONCE_SEEDS";

@@ -36,9 +36,8 @@ impl Serve {
     async fn serve(self) -> Result<(), Failure> {
         // Everything that can be wrong is found before anything is opened or bound.
         let options = self.gateway_options()?;
-        let policy = self.policy.policy(options.work_timeout());
+        let policy = self.policy.checked(options.work_timeout())?;
         self.limits.check()?;
-        policy.check().map_err(|error| Failure::Usage(error.to_string()))?;
         let layer = self.layer()?;
         let admin = self.admin.listener()?;
         let (store, note) = self.store.open().await?;

@@ -5,10 +5,11 @@ use std::time::Duration;
 use clap::{Args, ValueEnum, value_parser};
 use http::HeaderName;
 use onlyonce_core::OnLeaseEnd;
-use onlyonce_engine::Policy;
+use onlyonce_engine::{InvalidPolicy, Policy};
 use onlyonce_http::{DocsUrl, IdempotencyLayer, OnStoreFailure, Preset};
 
 use crate::commands::units::duration;
+use crate::failure::Failure;
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Policy")]
@@ -62,6 +63,26 @@ impl PolicyArgs {
             max_attempts: self.max_attempts,
             work_timeout,
         }
+    }
+
+    /// The same, proved to be one.
+    pub(crate) fn checked(&self, work_timeout: Duration) -> Result<Policy, Failure> {
+        let policy = self.policy(work_timeout);
+        let time = humantime::format_duration;
+        policy.check().map_err(|error| {
+            Failure::Usage(match error {
+                InvalidPolicy::LeaseTooShort { lease } => {
+                    format!("--lease {} is too short: it must be at least 100ms", time(lease))
+                }
+                InvalidPolicy::RetentionTooShort { retention, lease } => format!(
+                    "--retention {} is too short: it must be at least twice the lease (--lease {})",
+                    time(retention),
+                    time(lease)
+                ),
+                error => error.to_string(),
+            })
+        })?;
+        Ok(policy)
     }
 
     pub(crate) fn on_store_failure(&self) -> OnStoreFailure {
