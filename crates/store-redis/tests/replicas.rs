@@ -20,9 +20,14 @@ async fn replica_of(master: &Redis) -> Redis {
     replica
 }
 
-/// A store that waits for one replica.
-async fn careful(master: &Redis) -> RedisStore {
-    let options = || patient(&master.url()).min_replicas(1).replica_timeout(Duration::from_secs(1));
+/// As long as a busy machine may take.
+const LONG: Duration = Duration::from_secs(20);
+/// Where it is waited for in vain.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// A store that waits for one replica for so long.
+async fn careful(master: &Redis, replica_timeout: Duration) -> RedisStore {
+    let options = || patient(&master.url()).min_replicas(1).replica_timeout(replica_timeout);
     wait_for("a replica confirms what the store tries out", async || options().open().await.ok()).await
 }
 
@@ -37,13 +42,13 @@ async fn what_no_replica_has_is_not_told() {
     let master = Redis::private().await;
     let replica = replica_of(&master).await;
     // A connection that waited in vain for one write waits with the next: each question is asked by a store of its own.
-    let (owner, reader) = (careful(&master).await, careful(&master).await);
-    let (again, effects, effect_reader) =
-        (careful(&master).await, careful(&master).await, careful(&master).await);
+    let (calm, owner) = (careful(&master, LONG).await, careful(&master, SHORT).await);
+    let (reader, again) = (careful(&master, SHORT).await, careful(&master, SHORT).await);
+    let (effects, effect_reader) = (careful(&master, SHORT).await, careful(&master, SHORT).await);
     let [new, done, marked, kept, left, paid] =
         ["new", "done", "marked", "kept", "left", "paid"].map(|key| scoped("", key));
     for op in [&done, &marked, &kept, &left] {
-        acquire(&owner, op, 1).await;
+        acquire(&calm, op, 1).await;
     }
     let effect = Plan::new("return {status = 200, body = 'paid', writes = {{'INCR', KEYS[1]}}}").effect();
     let effect = effect.key("paid");
@@ -79,11 +84,11 @@ async fn what_no_replica_has_is_not_told() {
     unconfirmed(&replayed.unwrap_err(), false);
 
     replica.resume();
-    assert_eq!(acquire(&owner, &new, 1).await, 1);
-    assert_eq!(replay(&reader, &done).await, Reply::ok("charged"));
-    let end = again.complete(&done, &completion_1).await.unwrap();
+    assert_eq!(acquire(&calm, &new, 1).await, 1);
+    assert_eq!(replay(&calm, &done).await, Reply::ok("charged"));
+    let end = calm.complete(&done, &completion_1).await.unwrap();
     assert!(matches!(end, CompleteOutcome::AlreadyStored(_)), "{end:?}");
-    let outcome = effect_reader.once(&paid, &effect).await.unwrap();
+    let outcome = calm.once(&paid, &effect).await.unwrap();
     assert!(
         matches!(&outcome, OnceOutcome::Replayed(stored) if stored.reply == Reply::ok("paid")),
         "{outcome:?}"
@@ -97,7 +102,7 @@ async fn what_no_replica_has_is_not_told() {
 async fn what_was_written_elsewhere_is_written_again_before_it_is_told() {
     let master = Redis::private().await;
     let _replica = replica_of(&master).await;
-    let (owner, other) = (careful(&master).await, careful(&master).await);
+    let (owner, other) = (careful(&master, LONG).await, careful(&master, LONG).await);
     let op = scoped("", "k");
     acquire(&owner, &op, 1).await;
     finish(&owner, &op, 1, Reply::ok("done")).await;
@@ -120,10 +125,10 @@ async fn what_was_written_elsewhere_is_written_again_before_it_is_told() {
 async fn as_many_replicas_as_were_asked_for_are_enough_and_fewer_are_not() {
     let master = Redis::private().await;
     let _replica = replica_of(&master).await;
-    let store = careful(&master).await;
+    let store = careful(&master, LONG).await;
     acquire(&store, &operation("k"), 1).await;
     finish(&store, &operation("k"), 1, Reply::ok("done")).await;
-    let two = patient(&master.url()).min_replicas(2).replica_timeout(Duration::from_millis(200));
+    let two = patient(&master.url()).min_replicas(2).replica_timeout(SHORT);
     let error = two.open().await.unwrap_err();
     assert!(error.to_string().contains("1 of 2 replicas"), "{error}");
     match store.claim(&operation("k"), &request(2)).await.unwrap() {
