@@ -31,6 +31,8 @@ pub(crate) struct Backend {
     /// Whether a statement fails at once where it would wait for a lock. Where the server knows no such thing, every
     /// batch looks before it writes.
     pub(crate) nowait: bool,
+    /// Whether a statement can have a setting of its own, as MariaDB's can: `SET STATEMENT … FOR …`.
+    pub(crate) set_statement: bool,
     /// What one packet may hold, in bytes.
     pub(crate) packet_max: usize,
     /// Whether others see a commit before it is on disk: InnoDB ends a transaction in memory and then writes its log, unless a

@@ -89,7 +89,8 @@ impl Options {
         self
     }
 
-    /// Looks at its rows before it writes them, as it does by itself with a server that cannot refuse to wait for a lock.
+    /// Does as it does by itself with MySQL: looks at its rows before it writes them, for that server cannot refuse to wait for
+    /// a lock, and sets the wait of a transaction's claim by statements of their own.
     /// Slower; for tests.
     #[doc(hidden)]
     #[must_use]
@@ -138,8 +139,15 @@ impl Options {
         let mut limits = self.limits;
         limits.batch_bytes_max = limits.batch_bytes_max.min(packet_max / 4);
         let seen_before_synced = server.seen_before_synced();
-        let backend =
-            Backend { pool, tables: Arc::new(tables), store_id, nowait, packet_max, seen_before_synced };
+        let backend = Backend {
+            pool,
+            tables: Arc::new(tables),
+            store_id,
+            nowait,
+            set_statement: server.is_mariadb() && !self.look_first,
+            packet_max,
+            seen_before_synced,
+        };
         let batcher = Batcher::start(backend, limits);
         Ok(MysqlStore::new(Arc::new(batcher), location, server.hazard()))
     }
@@ -187,10 +195,14 @@ impl Server {
         })
     }
 
+    fn is_mariadb(&self) -> bool {
+        self.version.contains("MariaDB")
+    }
+
     fn check(&self) -> Result<(), Fault> {
         let mut numbers = self.version.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
         let found = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-        let mariadb = self.version.contains("MariaDB");
+        let mariadb = self.is_mariadb();
         let least = if mariadb { (10, 6) } else { (8, 0) };
         if found < least {
             let name = if mariadb { "MariaDB" } else { "MySQL" };
