@@ -266,3 +266,19 @@ async fn a_completion_by_token_leaves_the_last_id_of_the_caller() {
     assert_eq!(last(&mut tx).await, 42);
     tx.commit().await.unwrap();
 }
+
+/// A proxy may ask the server to count the rows that were found: then a record that was there counts as one that was written.
+#[tokio::test]
+async fn a_record_that_was_there_is_nobody_elses_however_rows_are_counted() {
+    let (server, database) = database().await;
+    let store = open(&server, &database, Options::count_found_rows).await;
+    let (owner, copies) = (take_over(), [take_over(), take_over()]);
+    acquired(store.claim(&op("k"), &owner).await.unwrap());
+    for copy in copies {
+        let again = store.claim(&op("k"), &copy).await.unwrap();
+        assert!(matches!(again, ClaimOutcome::InProgress { .. }), "{again:?}");
+    }
+    let stored = store.complete(&op("k"), &done(owner.token, "the reply")).await.unwrap();
+    assert!(matches!(stored, CompleteOutcome::Stored(_)), "{stored:?}");
+    assert_eq!(completed(store.claim(&op("k"), &take_over()).await.unwrap()).body(), "the reply");
+}
