@@ -70,7 +70,11 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
             by_hand_on(&by_hand, Some(level), callers, Work::OrderAndRecord)?,
             by_hand_on(&both, Some(level), callers, Work::OrderOnce(store.clone()))?,
         ];
-        let comparisons = [Comparison::new(&both, &alone, Target::Rate(0.6, 0.8))];
+        let comparisons = [
+            Comparison::new(&both, &alone, Target::Rate(0.6, 0.8)),
+            Comparison::new(&by_hand, &alone, Target::None),
+            Comparison::new(&both, &by_hand, Target::None),
+        ];
         series(plan, report, "mysql, one transaction", subjects, &comparisons)?;
     }
     Ok(())
