@@ -26,6 +26,18 @@ const INSERT: &str = "insert into by_hand (scope, `key`, request_hash, status, l
     values (?, ?, ?, 'in_progress', now(6) + interval 30 second, now(6))";
 const UPDATE: &str = "update by_hand set status = 'completed', response_code = 201, response_body = ?
     where scope = ? and `key` = ?";
+// The store's own table, so that the server's work on the rows is the same.
+const RECORD: &str =
+    "insert into idempotency_keys (scope, `key`, request_hash, status, locked_until, created_at, claimed_at,
+    token, attempt, on_lease_end)
+    values (?, ?, ?, 'in_progress', utc_timestamp(6), utc_timestamp(6), utc_timestamp(6), ?, 1, 'hold')";
+const RECORD_DONE: &str =
+    "update idempotency_keys set status = 'completed', response_code = 201, response_headers = ?,
+    response_body = ?, completed_at = utc_timestamp(6), expires_at = utc_timestamp(6) + interval 1 day
+    where scope = ? and `key` = ? and token = ?";
+const HASH: &str = "1:raw:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
+const HEADERS: &str = ":onlyonce 1\ncontent-type: application/json\n";
+const TOKEN: [u8; 16] = [7; 16];
 const ORDER: &str = "insert into orders (item) values (?)";
 
 /// The leased mode and one transaction, each against the same by hand.
@@ -51,12 +63,18 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
     for (level, callers) in [("read committed", CALLERS), ("repeatable read", CALLERS), ("read committed", 1)]
     {
         let alone = format!("mysql, business write alone, {level}, {callers}");
+        let by_hand = format!("mysql, the same record by hand, prepared, {level}, {callers}");
         let both = format!("mysql, business write and record, {level}, {callers}");
         let subjects = vec![
             by_hand_on(&alone, Some(level), callers, Work::Order)?,
+            by_hand_on(&by_hand, Some(level), callers, Work::OrderAndRecord)?,
             by_hand_on(&both, Some(level), callers, Work::OrderOnce(store.clone()))?,
         ];
-        let comparisons = [Comparison::new(&both, &alone, Target::Rate(0.6, 0.8))];
+        let comparisons = [
+            Comparison::new(&both, &alone, Target::Rate(0.6, 0.8)),
+            Comparison::new(&by_hand, &alone, Target::None),
+            Comparison::new(&both, &by_hand, Target::None),
+        ];
         series(plan, report, "mysql, one transaction", subjects, &comparisons)?;
     }
     Ok(())
@@ -96,6 +114,8 @@ pub(crate) fn growth(plan: &Plan, rows: u64, report: &mut Report) -> Result<()> 
 enum Work {
     TwoStatements,
     Order,
+    /// What a transaction with a record costs at least: no wait but the session's, no savepoint, no copy is told anything.
+    OrderAndRecord,
     OrderOnce(MysqlStore),
 }
 
@@ -117,6 +137,7 @@ impl ByHand {
             let mut statements = Vec::new();
             for sql in match work {
                 Work::TwoStatements => &[INSERT, UPDATE][..],
+                Work::OrderAndRecord => &[ORDER, RECORD, RECORD_DONE],
                 Work::Order | Work::OrderOnce(_) => &[ORDER],
             } {
                 statements.push(conn.prep(*sql).await?);
@@ -138,6 +159,13 @@ impl Caller for ByHand {
             Work::Order => {
                 let mut tx = conn.start_transaction(TxOpts::default()).await?;
                 tx.exec_drop(&statements[0], ("tea",)).await?;
+                tx.commit().await?;
+            }
+            Work::OrderAndRecord => {
+                let mut tx = conn.start_transaction(TxOpts::default()).await?;
+                tx.exec_drop(&statements[1], (SCOPE, &key, HASH, &TOKEN[..])).await?;
+                tx.exec_drop(&statements[0], ("tea",)).await?;
+                tx.exec_drop(&statements[2], (HEADERS, REPLY_BODY, SCOPE, &key, &TOKEN[..])).await?;
                 tx.commit().await?;
             }
             Work::OrderOnce(store) => {

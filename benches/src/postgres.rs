@@ -28,6 +28,14 @@ const INSERT: &str = "insert into by_hand (scope, key, request_hash, status, loc
     values ($1, $2, $3, 'in_progress', now() + interval '30 s', now())";
 const UPDATE: &str = "update by_hand set status = 'completed', response_code = 201, response_body = $3
     where scope = $1 and key = $2";
+// The store's own table, so that the server's work on the rows is the same.
+const RECORD: &str =
+    "insert into idempotency_keys (scope, key, request_hash, status, locked_until, created_at,
+    claimed_at, token, attempt, on_lease_end)
+    values ($1, $2, repeat('0', 72), 'in_progress', now(), now(), now(), gen_random_uuid(), 1, 'hold')";
+const RECORD_DONE: &str = "update idempotency_keys set status = 'completed', response_code = 201,
+    response_headers = ':onlyonce 1', response_body = $3, completed_at = now(), expires_at = now() + interval '1 day'
+    where scope = $1 and key = $2";
 const ORDER: &str = "insert into orders (item) values ($1) returning id";
 const PAY: &str = "update accounts set balance = balance - 1 where id = $1 and balance > 0";
 const PAYMENT: &str = "insert into payments (order_id, amount) values ($1, 1)";
@@ -147,7 +155,11 @@ impl ByHand {
         for account in (1..).take(callers) {
             let (client, connection) = connect(url, NoTls).await.context("connect")?;
             tokio::spawn(connection);
-            let of_record = [client.prepare(INSERT).await?, client.prepare(UPDATE).await?];
+            let [insert, update] = match work {
+                Work::TwoStatements => [INSERT, UPDATE],
+                _ => [RECORD, RECORD_DONE],
+            };
+            let of_record = [client.prepare(insert).await?, client.prepare(update).await?];
             let mut of_business = Vec::new();
             for sql in match work {
                 Work::TwoStatements => &[][..],
@@ -202,7 +214,7 @@ impl Caller for ByHand {
             }
             Work::ByHand(business) => {
                 let tx = client.transaction().await?;
-                tx.execute(&*insert, &[&SCOPE, &key, &REPLY_BODY]).await?;
+                tx.execute(&*insert, &[&SCOPE, &key]).await?;
                 business.run(&tx, of_business, *account).await?;
                 tx.execute(&*update, &[&SCOPE, &key, &REPLY_BODY.as_bytes()]).await?;
                 tx.commit().await?;

@@ -28,9 +28,11 @@ pub(crate) struct Backend {
     pub(crate) tables: Arc<Tables>,
     /// Told by the tables themselves, so that a connection to another server is noticed.
     pub(crate) store_id: [u8; 16],
-    /// Whether a statement fails at once where it would wait for a lock. Where the server knows no such thing, every
-    /// batch looks before it writes.
+    /// Whether a statement fails at once where it would wait for a lock, and tells the number of rows it changed. Where the
+    /// server does not, every batch looks before it writes.
     pub(crate) nowait: bool,
+    /// Whether a statement can have a setting of its own, as MariaDB's can: `SET STATEMENT … FOR …`.
+    pub(crate) set_statement: bool,
     /// What one packet may hold, in bytes.
     pub(crate) packet_max: usize,
     /// Whether others see a commit before it is on disk: InnoDB ends a transaction in memory and then writes its log, unless a

@@ -10,6 +10,7 @@ use mysql_async::{BinaryProtocol, Error, Params, QueryResult, Row, Statement, Te
 use onlyonce_core::{StoreError, StoreErrorKind};
 
 use crate::error::Fault;
+use crate::session::Changed;
 
 // The driver's traits are written with this, and keep the name to themselves.
 type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
@@ -112,6 +113,20 @@ impl Transaction<'_> {
     /// Also in a transaction that is over: of the session, not of it.
     pub(crate) async fn run_always(&mut self, sql: &str) -> Result<(), Fault> {
         self.tx.query_drop(sql).await.map_err(Fault::from)
+    }
+
+    /// Sends statements at once and answers what the first of them changed.
+    pub(crate) async fn change(&mut self, statements: &[&str]) -> Result<Changed, Fault> {
+        self.check().await?;
+        let tx = &mut self.tx;
+        let done = async {
+            let result = tx.query_iter(statements.join(";\n")).await?;
+            let changed = Changed { rows: result.affected_rows(), told: result.last_insert_id() };
+            result.drop_result().await?;
+            Ok(changed)
+        };
+        let done = done.await;
+        self.noted(done)
     }
 
     /// Sends statements at once and answers the rows of each. The first that fails ends it; what came before it stays done.

@@ -439,6 +439,32 @@ async fn probe_rows(session: &mut Session<'_>, tables: &Tables) -> Result<(), Fa
     Ok(())
 }
 
+/// Whether the server counts the rows that a statement changed, and not those it found: a proxy may ask it for the latter, as
+/// ProxySQL does unless told otherwise. Shown on a row of its own, which is taken back.
+pub(crate) async fn counts_changes(session: &mut Session<'_>, tables: &Tables) -> Result<bool, Fault> {
+    let mut id = [0; 16];
+    getrandom::fill(&mut id).map_err(|error| Fault::internal("no random bytes").with_source(error))?;
+    let twice = || {
+        let mut sql = Sql::new(format!(
+            "INSERT INTO {} (scope, `key`, request_hash, status, locked_until, created_at, claimed_at, token, attempt, \
+             on_lease_end) VALUES ('\u{1}', ",
+            tables.keys
+        ));
+        sql.value(&id[..]).push(", '', '', NOW(), NOW(), NOW(), ").value(&id[..]);
+        sql.push(", 0, '') ON DUPLICATE KEY UPDATE attempt = attempt");
+        sql
+    };
+    session.begun();
+    let counted = async {
+        session.script(&["START TRANSACTION".into()]).await?;
+        session.change_unprepared(twice()).await?;
+        Ok(session.change_unprepared(twice()).await?.rows == 0)
+    };
+    let counted = counted.await;
+    session.roll_back().await;
+    counted
+}
+
 fn wrong(reason: impl AsRef<str>) -> Fault {
     Fault::unfit(format!("its table idempotency_keys is not fit for records: {}", reason.as_ref()))
 }

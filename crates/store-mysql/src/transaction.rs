@@ -19,6 +19,7 @@ use crate::error::Fault;
 use crate::guard::Transaction;
 use crate::row::{AT_US, Done, NOW_ANYWHERE, Row, cells, columns, policy_text, us, us_of};
 use crate::schema::Tables;
+use crate::session::Changed;
 use crate::sql::Sql;
 use crate::store::MysqlStore;
 
@@ -47,6 +48,15 @@ enum Then {
     Work,
 }
 
+/// How a completion tells its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tells {
+    /// By the session's `LAST_INSERT_ID()`, where no statement of the transaction's comes after it.
+    LastInsertId,
+    /// By a statement more: the caller may yet ask for the last id of its own rows.
+    Select,
+}
+
 const SAVE_WORK: &str = "SAVEPOINT onlyonce_work";
 const UNDO_WORK: &str = "ROLLBACK TO SAVEPOINT onlyonce_work";
 
@@ -66,8 +76,8 @@ impl MysqlStore {
     /// # Guarantees
     /// Record and business writes become visible together, at the commit. A duplicate waits for the transaction, up to
     /// [`TxOptions::wait`]; of each process at most one waits at the server for each operation. The session's own
-    /// `innodb_lock_wait_timeout` is set back before this returns. Correct under READ COMMITTED, REPEATABLE READ and
-    /// SERIALIZABLE.
+    /// `innodb_lock_wait_timeout` is set back before this returns, and its `LAST_INSERT_ID()` stays where the key is new. Correct
+    /// under READ COMMITTED, REPEATABLE READ and SERIALIZABLE.
     ///
     /// # Errors
     /// [`StoreErrorKind::Unfit`] when the connection is to another server than the store's. [`StoreErrorKind::Conflict`]
@@ -77,8 +87,9 @@ impl MysqlStore {
     /// Dropped in the middle, the driver closes the connection and the server rolls back.
     ///
     /// # Cost
-    /// One round trip; two where a record that was there is taken. A reply that is younger than a minute costs a commit of the
-    /// store's own, on another connection, without which a crash of the server could take it back.
+    /// One round trip for a new key. Where a record is there one more (not on MySQL), and one more where it is taken. A reply
+    /// that is younger than a minute costs a commit of the store's own, on another connection, without which a crash of the
+    /// server could take it back.
     pub async fn claim_in(
         &self,
         tx: &mut Transaction<'_>,
@@ -104,7 +115,8 @@ impl MysqlStore {
     /// The transaction is rolled back before the connection is used again, unless its COMMIT was sent.
     ///
     /// # Cost
-    /// Two round trips beside those of the transaction itself and of the work, one synced commit.
+    /// Two round trips beside those of the transaction itself and of the work, one synced commit. The session's
+    /// `LAST_INSERT_ID()` is another one afterwards: take the ids of your rows in the work.
     pub fn once<'a, W>(
         &'a self,
         conn: &'a mut Conn,
@@ -201,7 +213,7 @@ impl MysqlStore {
                 reply
             }
         };
-        match claim.complete_inside(tx, &reply).await {
+        match claim.complete_inside(tx, &reply, Tells::LastInsertId).await {
             Ok(pending) => Ok(Tried::Ran(pending)),
             Err(_) if tx.met_a_deadlock() => Ok(Tried::Again),
             // The work ended the transaction: to run it again would do what it committed twice.
@@ -224,8 +236,17 @@ impl MysqlStore {
             return self.look(operation, options).await;
         };
         let wait = options.wait.saturating_sub(SystemClock.boot().saturating_sub(began));
-        let (token, row) = match take(tx, backend, operation, wait, then).await {
-            Ok(taken) => taken,
+        let token = new_token()?;
+        let taken = match insert_new(tx, backend, operation, token, wait, then).await {
+            Ok(false) => {
+                // It may have waited for the row; what holds it now is this transaction.
+                let wait = options.wait.saturating_sub(SystemClock.boot().saturating_sub(began));
+                take(tx, backend, operation, token, wait, then).await.map(Some)
+            }
+            inserted => inserted.map(|_| None),
+        };
+        let row = match taken {
+            Ok(row) => row,
             Err(_) if tx.met_a_deadlock() => return Ok(TxClaim::RetryTransaction),
             // The statement alone was taken back, unless `innodb_rollback_on_timeout` says more: then the next one is refused.
             Err(fault) if fault.is_lock_wait() => return self.look(operation, options).await,
@@ -238,9 +259,13 @@ impl MysqlStore {
             attempt,
             retention: options.retention,
         };
-        if *row.record.state.token() == token {
-            return Ok(TxClaim::Acquired(right(row.record.attempt)));
-        }
+        let row = match row {
+            None => return Ok(TxClaim::Acquired(right(1))),
+            Some(row) if *row.record.state.token() == token => {
+                return Ok(TxClaim::Acquired(right(row.record.attempt)));
+            }
+            Some(row) => row,
+        };
         match decide(Some(&row.record), operation.fingerprint(), &options.request(token)) {
             Decision::Acquire { attempt, how } => {
                 let mut statements = vec![put(&backend.tables, operation, &row, token, attempt, how)];
@@ -308,36 +333,99 @@ const PATIENT: &str =
 const AS_BEFORE: &str = "SET SESSION innodb_lock_wait_timeout = \
     IFNULL(@onlyonce_patience, @@session.innodb_lock_wait_timeout), @onlyonce_patience = NULL";
 
+fn new_token() -> Result<LeaseToken, Fault> {
+    let mut token = [0; 16];
+    getrandom::fill(&mut token).map_err(|error| Fault::internal("no random bytes").with_source(error))?;
+    Ok(LeaseToken::from_bytes(token))
+}
+
+// What the server waits for a lock, in its unit.
+fn whole_seconds(wait: Duration) -> u64 {
+    (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).min(3600)
+}
+
+// The record, up to its values.
+fn insert(tables: &Tables) -> Sql {
+    Sql::new(format!(
+        "INSERT INTO {} (scope, `key`, request_hash, status, locked_until, created_at, claimed_at, token, attempt, \
+         on_lease_end, origin) ",
+        tables.keys
+    ))
+}
+
+fn push_values(sql: &mut Sql, operation: &Operation, token: LeaseToken) {
+    sql.value(operation.scope().as_str()).push(", ").value(operation.key().as_str()).push(", ");
+    sql.value(operation.fingerprint().to_string());
+    sql.push(&format!(", 'in_progress', {NOW_ANYWHERE}, {NOW_ANYWHERE}, {NOW_ANYWHERE}, "));
+    sql.value(&token.as_bytes()[..]).push(", 1, '").push(policy_text(OnLeaseEnd::Hold)).push("', ");
+    sql.value(operation.origin().map(Origin::as_str));
+}
+
+// The usual case by one statement: a new key, on a connection to the store's server. False where that is not the case, or the
+// server cannot say so by one: then nothing is known yet, but a record that is there is locked.
+async fn insert_new(
+    tx: &mut Transaction<'_>,
+    backend: &Backend,
+    operation: &Operation,
+    token: LeaseToken,
+    wait: Duration,
+    then: Then,
+) -> Result<bool, Fault> {
+    if !backend.set_statement {
+        return Ok(false);
+    }
+    let mut sql = insert(&backend.tables);
+    sql.push("SELECT ");
+    push_values(&mut sql, operation, token);
+    sql.push(" FROM ").push(&backend.tables.meta).push(" WHERE id = 1 AND store_id = ");
+    sql.value(&backend.store_id[..]);
+    // It changes nothing, and tells a 1 where there was a record: the number of rows would not, on a connection of the
+    // caller's that counts the rows that were found (CLIENT_FOUND_ROWS).
+    sql.push(" ON DUPLICATE KEY UPDATE attempt = attempt + 0 * LAST_INSERT_ID(1)");
+    let wait = format!("SET STATEMENT innodb_lock_wait_timeout = {} FOR ", whole_seconds(wait));
+    let sql = wait + &sql.inlined();
+    let changed = match then {
+        Then::Nothing => tx.change(&[&sql]).await,
+        Then::Work => tx.change(&[&sql, SAVE_WORK]).await,
+    };
+    let changed = changed.map_err(unless_another)?;
+    Ok(changed == Changed { rows: 1, told: None })
+}
+
+fn another() -> Fault {
+    Fault::unfit("the connection is to another server than the store's")
+}
+
+// Where the tables are not there, or not for this user.
+fn unless_another(fault: Fault) -> Fault {
+    match fault.code() {
+        crate::error::code::NO_TABLE | 1049 | 1044 | 1142 => another().with_source(fault.into_error("claim")),
+        _ => fault,
+    }
+}
+
 // Inserts the record, or locks the one that is there: all statements at once. Never a locking read of a row that may be
 // missing: under REPEATABLE READ that would lock the gap, and with it other keys.
 async fn take(
     tx: &mut Transaction<'_>,
     backend: &Backend,
     operation: &Operation,
+    token: LeaseToken,
     wait: Duration,
     then: Then,
-) -> Result<(LeaseToken, Row), Fault> {
-    let mut token = [0; 16];
-    getrandom::fill(&mut token).map_err(|error| Fault::internal("no random bytes").with_source(error))?;
-    let token = LeaseToken::from_bytes(token);
+) -> Result<Row, Fault> {
     let Tables { keys, meta, .. } = &*backend.tables;
-    let mut insert = Sql::new(format!(
-        "INSERT INTO {keys} (scope, `key`, request_hash, status, locked_until, created_at, claimed_at, token, attempt, \
-         on_lease_end, origin) VALUES (",
-    ));
-    insert.value(operation.scope().as_str()).push(", ").value(operation.key().as_str()).push(", ");
-    insert.value(operation.fingerprint().to_string());
-    insert.push(&format!(", 'in_progress', {NOW_ANYWHERE}, {NOW_ANYWHERE}, {NOW_ANYWHERE}, "));
-    insert.value(&token.as_bytes()[..]).push(", 1, ").value(policy_text(OnLeaseEnd::Hold)).push(", ");
-    insert.value(operation.origin().map(Origin::as_str)).push(") ON DUPLICATE KEY UPDATE attempt = attempt");
+    let mut insert = insert(&backend.tables);
+    insert.push("VALUES (");
+    push_values(&mut insert, operation, token);
+    insert.push(") ON DUPLICATE KEY UPDATE attempt = attempt");
     let mut select =
         Sql::new(format!("SELECT {} FROM {keys} FORCE INDEX (PRIMARY) WHERE ", columns(NOW_ANYWHERE, true)));
     push_ids(&mut select, std::iter::once(operation.id()));
     select.push(" FOR UPDATE");
-    let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
     let mut statements = vec![
         format!("SELECT store_id FROM {meta} WHERE id = 1"),
-        format!("{PATIENT}{}", seconds.min(3600)),
+        format!("{PATIENT}{}", whole_seconds(wait)),
         insert.inlined(),
         select.inlined(),
         AS_BEFORE.to_owned(),
@@ -345,12 +433,8 @@ async fn take(
     if then == Then::Work {
         statements.push(SAVE_WORK.to_owned());
     }
-    let another = || Fault::unfit("the connection is to another server than the store's");
-    let mut sets = match tx.script(&statements).await {
+    let mut sets = match tx.script(&statements).await.map_err(unless_another) {
         Ok(sets) => sets.into_iter(),
-        Err(fault) if matches!(fault.code(), crate::error::code::NO_TABLE | 1049 | 1044 | 1142) => {
-            return Err(another().with_source(fault.into_error("claim")));
-        }
         Err(fault) => {
             if !tx.is_broken() {
                 tx.run_always(AS_BEFORE).await?;
@@ -364,7 +448,7 @@ async fn take(
     }
     let found = sets.nth(2).into_iter().flatten().next();
     let row = found.ok_or_else(|| Fault::internal("a record that was just locked is not there"))?;
-    Ok((token, Row::read(row)?))
+    Row::read(row)
 }
 
 // What makes a record that was there this claim's.
@@ -412,37 +496,67 @@ impl TransactionClaim {
         tx: &mut Transaction<'_>,
         reply: Reply,
     ) -> Result<Pending<StoredReply>, StoreError> {
-        self.complete_inside(tx, &reply).await.map_err(|fault| fault.into_error("complete"))
+        self.complete_inside(tx, &reply, Tells::Select).await.map_err(|fault| fault.into_error("complete"))
     }
 
     async fn complete_inside(
         &self,
         tx: &mut Transaction<'_>,
         reply: &Reply,
+        tells: Tells,
     ) -> Result<Pending<StoredReply>, Fault> {
-        let (keys, head) = (&self.tables.keys, reply.encode_head());
-        let mut update = Sql::new(format!("UPDATE {keys} SET status = 'completed', response_code = "));
-        update.value(reply.status()).push(", response_headers = ").value(head.as_slice());
-        update.push(", response_body = ").value(&reply.body()[..]);
-        update.push(&format!(", completed_at = {NOW_ANYWHERE}, expires_at = {NOW_ANYWHERE} + INTERVAL "));
+        let head = reply.encode_head();
+        let retention_us = us(self.retention);
+        let times = match tells {
+            Tells::LastInsertId => {
+                // One statement that tells the time it wrote.
+                let now_us = us_of(NOW_ANYWHERE);
+                let told = AT_US.replace('?', &format!("LAST_INSERT_ID({now_us})"));
+                let changed = tx.change(&[&self.completing(reply, &head, &told)]).await?;
+                let completed_us = changed.told.filter(|_| changed.rows > 0);
+                completed_us
+                    .and_then(|us| i64::try_from(us).ok())
+                    .map(|us| (us, us.saturating_add_unsigned(retention_us)))
+            }
+            Tells::Select => {
+                let mut select = Sql::new(format!(
+                    "SELECT {}, {} FROM {} FORCE INDEX (PRIMARY) WHERE ",
+                    us_of("completed_at"),
+                    us_of("expires_at"),
+                    self.tables.keys
+                ));
+                push_ids(&mut select, std::iter::once(self.operation.id()));
+                select
+                    .push(" AND token = ")
+                    .value(&self.token.as_bytes()[..])
+                    .push(" AND status = 'completed'");
+                let sets =
+                    tx.script(&[self.completing(reply, &head, NOW_ANYWHERE), select.inlined()]).await?;
+                let written = sets.into_iter().nth(1).into_iter().flatten().next();
+                match written.map(cells) {
+                    Some(mut row) => Some((row.int("completed_at")?, row.int("expires_at")?)),
+                    None => None,
+                }
+            }
+        };
+        let Some((completed_us, expires_us)) = times else {
+            return Err(Fault::conflict("the transaction of the claim was rolled back"));
+        };
+        let done = Done { reply, head: &head, completed_us, expires_us };
+        Ok(Pending::new(done.stored(self.retention, self.operation.origin())))
+    }
+
+    // The record is completed, if it is this claim's.
+    fn completing(&self, reply: &Reply, head: &[u8], now: &str) -> String {
+        let mut update =
+            Sql::new(format!("UPDATE {} SET status = 'completed', response_code = ", self.tables.keys));
+        update.value(reply.status()).push(", response_headers = ").value(head);
+        update.push(", response_body = ").value(&reply.body()[..]).push(", completed_at = ").push(now);
+        // The same instant, but in a session whose `sql_mode` has SIMULTANEOUS_ASSIGNMENT: there it is NULL yet.
+        update.push(&format!(", expires_at = COALESCE(completed_at, {NOW_ANYWHERE}) + INTERVAL "));
         update.value(us(self.retention)).push(" MICROSECOND WHERE ");
         push_ids(&mut update, std::iter::once(self.operation.id()));
         update.push(" AND token = ").value(&self.token.as_bytes()[..]).push(" AND ").push(NOT_COMPLETED);
-        let mut select = Sql::new(format!(
-            "SELECT {}, {} FROM {keys} FORCE INDEX (PRIMARY) WHERE ",
-            us_of("completed_at"),
-            us_of("expires_at")
-        ));
-        push_ids(&mut select, std::iter::once(self.operation.id()));
-        select.push(" AND token = ").value(&self.token.as_bytes()[..]).push(" AND status = 'completed'");
-        let sets = tx.script(&[update.inlined(), select.inlined()]).await?;
-        let written = sets.into_iter().nth(1).into_iter().flatten().next();
-        let Some(written) = written else {
-            return Err(Fault::conflict("the transaction of the claim was rolled back"));
-        };
-        let mut times = cells(written);
-        let (completed_us, expires_us) = (times.int("completed_at")?, times.int("expires_at")?);
-        let done = Done { reply, head: &head, completed_us, expires_us };
-        Ok(Pending::new(done.stored(self.retention, self.operation.origin())))
+        update.inlined()
     }
 }

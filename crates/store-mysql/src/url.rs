@@ -94,6 +94,15 @@ impl Url {
     }
 }
 
+impl Url {
+    /// For tests: as where a proxy asks the server for it.
+    pub(crate) fn count_found_rows(&mut self) {
+        for opts in self.plain.iter_mut().chain([&mut self.opts]) {
+            *opts = OptsBuilder::from_opts(opts.clone()).client_found_rows(true).into();
+        }
+    }
+}
+
 /// Prepared statements that a connection keeps.
 const STATEMENTS_MAX: usize = 64;
 

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use common::*;
 use futures_util::future::join_all;
-use mysql_async::Conn;
 use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, Opts, OptsBuilder};
 use onlyonce_core::{
-    ClaimOutcome, CompleteOutcome, PurgeRequest, ReleaseOutcome, RenewOutcome, Reply, Store, StoreErrorKind,
+    ClaimOutcome, Clock, CompleteOutcome, PurgeRequest, ReleaseOutcome, RenewOutcome, Reply, Store,
+    StoreErrorKind, SystemClock,
 };
 use onlyonce_store_mysql::{MysqlStore, OnceOutcome, Options, Transaction, TxClaim, TxOptions, mysql_async};
 use testkit::{Mariadb, within};
@@ -199,4 +200,85 @@ async fn a_stored_reply_is_given_whoever_holds_its_row() {
         assert!(matches!(other, OnceOutcome::Mismatch { .. }), "{isolation}");
         tx.rollback().await.unwrap();
     }
+}
+
+/// A connection of the caller's may count the rows that were found, have a clock of its own and wait for as long as it likes: a copy
+/// is a copy, the times are the server's, and its wait is what it was.
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_of_the_callers_session_change_nothing() {
+    let (server, database, store) = store().await;
+    let url = server.url(&database);
+    let like_mysql = open(&server, &database, Options::look_first).await;
+    let opts = OptsBuilder::from_opts(Opts::from_url(&url).unwrap()).client_found_rows(true);
+    let mut conn = Conn::new(opts).await.unwrap();
+    for (way, store) in [("one", &store), ("several", &like_mysql)] {
+        for mode in
+            ["", "SIMULTANEOUS_ASSIGNMENT", "ANSI_QUOTES,NO_BACKSLASH_ESCAPES", "ORACLE", "STRICT_ALL_TABLES"]
+        {
+            let set = format!(
+                "set session sql_mode = '{mode}', time_zone = '+11:00', timestamp = 1000000, innodb_lock_wait_timeout = 37"
+            );
+            conn.query_drop(set).await.unwrap();
+            let key = format!("{way} {mode}").replace([' ', ','], "-");
+            let began = SystemClock.wall();
+            let work = async |_: &mut Transaction<'_>| Ok(Reply::ok("charged"));
+            let OnceOutcome::Ran(ran) = store.once(&mut conn, &op(&key), work).await.unwrap() else {
+                panic!()
+            };
+            let never = async |_: &mut Transaction<'_>| panic!("never run");
+            let again = store.once(&mut conn, &op(&key), never).await.unwrap();
+            let OnceOutcome::Replayed(again) = again else { panic!("{key}: {again:?}") };
+            assert_eq!((ran.reply, ran.completed_at), (again.reply, again.completed_at), "{key}");
+            // Two readings of one clock where the mode forbids the column's new value.
+            let (first, second) =
+                (ran.expires_at.min(again.expires_at), ran.expires_at.max(again.expires_at));
+            let apart = second.duration_since(first).unwrap();
+            let forbidden = ["SIMULTANEOUS_ASSIGNMENT", "ORACLE"].contains(&mode);
+            let most = if forbidden { Duration::from_secs(1) } else { Duration::ZERO };
+            assert!(apart <= most, "{key}: {apart:?}");
+            let off = ran.completed_at.duration_since(began).unwrap_or_else(|early| early.duration());
+            assert!(off < Duration::from_secs(300), "{key}: {off:?}");
+            let wait: u32 =
+                conn.query_first("select @@session.innodb_lock_wait_timeout").await.unwrap().unwrap();
+            assert_eq!(wait, 37, "{key}");
+        }
+    }
+}
+
+/// In the token form the caller may ask for the last id of its own rows to the end.
+#[tokio::test]
+async fn a_completion_by_token_leaves_the_last_id_of_the_caller() {
+    let (server, database, store) = store().await;
+    server.sql(&database, "create table orders (id bigint auto_increment primary key, item int)").await;
+    let mut conn = connect(&server, &database).await;
+    let mut tx = store.begin(&mut conn).await.unwrap();
+    tx.query_drop("insert into orders values (41, 1)").await.unwrap();
+    tx.query_drop("insert into orders (item) values (1)").await.unwrap();
+    let TxClaim::Acquired(claim) = store.claim_in(&mut tx, &op("k"), &TxOptions::default()).await.unwrap()
+    else {
+        panic!("a new key")
+    };
+    let last = async |tx: &mut Transaction<'_>| {
+        tx.query_first::<u64, _>("select last_insert_id()").await.unwrap().unwrap()
+    };
+    assert_eq!(last(&mut tx).await, 42);
+    drop(claim.complete(&mut tx, Reply::ok("x")).await.unwrap());
+    assert_eq!(last(&mut tx).await, 42);
+    tx.commit().await.unwrap();
+}
+
+/// A proxy may ask the server to count the rows that were found: then a record that was there counts as one that was written.
+#[tokio::test]
+async fn a_record_that_was_there_is_nobody_elses_however_rows_are_counted() {
+    let (server, database) = database().await;
+    let store = open(&server, &database, Options::count_found_rows).await;
+    let (owner, copies) = (take_over(), [take_over(), take_over()]);
+    acquired(store.claim(&op("k"), &owner).await.unwrap());
+    for copy in copies {
+        let again = store.claim(&op("k"), &copy).await.unwrap();
+        assert!(matches!(again, ClaimOutcome::InProgress { .. }), "{again:?}");
+    }
+    let stored = store.complete(&op("k"), &done(owner.token, "the reply")).await.unwrap();
+    assert!(matches!(stored, CompleteOutcome::Stored(_)), "{stored:?}");
+    assert_eq!(completed(store.claim(&op("k"), &take_over()).await.unwrap()).body(), "the reply");
 }

@@ -130,17 +130,14 @@ impl Inside {
     ) -> Result<TxClaim<Right>, Fault> {
         let limit = options.wait.saturating_mul(2).saturating_add(patience.saturating_mul(3));
         let claim = Claim { of: self, operation, options, lock: lock_number(&self.table, operation.id()) };
-        let claimed = match timeout(limit, claim.run(link, turns, then)).await {
-            Ok(claimed) => claimed,
+        let fault = match timeout(limit, claim.run(link, turns, then)).await {
+            Ok(Ok(claimed)) => return Ok(claimed),
+            Ok(Err(fault)) => fault,
             Err(_) => return Err(Fault::silence(limit).before_sending()),
         };
-        let fault = match claimed {
-            Ok(claimed) => return Ok(claimed),
-            Err(fault) if fault.breaks_connection() => return Err(fault),
-            Err(fault) => fault,
-        };
         if then == Then::Nothing {
-            // Where the caller's transaction had failed before there is no savepoint: the first fault tells more.
+            // Where the connection broke, or the caller's transaction had failed before, there is no savepoint: the first
+            // fault tells more.
             let _ = timeout(patience, link.script(UNDO)).await;
         }
         match fault.code() {

@@ -50,6 +50,9 @@ impl PostgresStore {
     /// raised to `on` for this transaction where it is weaker. Correct under READ COMMITTED, REPEATABLE READ and
     /// SERIALIZABLE: what a snapshot is too old for is [`RetryTransaction`](TxClaim::RetryTransaction).
     ///
+    /// Also where it is not acquired the transaction may keep the operation's lock to its end. End it before long: an owner
+    /// of the leased mode cannot renew or complete meanwhile, and is told to come again.
+    ///
     /// # Errors
     /// [`StoreErrorKind::Unfit`](onlyonce_core::StoreErrorKind::Unfit) when the connection is to another database than the store's, or its user may not use
     /// the tables. After any error, roll back.

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use common::*;
 use onlyonce_core::{
-    ClaimOutcome, CompleteOutcome, PurgeRequest, RenewOutcome, Reply, Store, StoreErrorKind,
+    ClaimOutcome, CompleteOutcome, PurgeRequest, ReleaseOutcome, RenewOutcome, Reply, StateName, Store,
+    StoreAdmin, StoreErrorKind,
 };
 use onlyonce_store_postgres::{PostgresStore, tokio_postgres};
 use testkit::{wait_for, within};
@@ -126,8 +127,8 @@ async fn a_batch_of_everything_answers_each() {
                 );
                 assert!(matches!(completed_now.unwrap(), CompleteOutcome::Stored(_)));
                 assert_eq!(renewed.unwrap(), RenewOutcome::Renewed);
-                assert_eq!(marked.unwrap(), onlyonce_core::ReleaseOutcome::Applied);
-                assert_eq!(released.unwrap(), onlyonce_core::ReleaseOutcome::Applied);
+                assert_eq!(marked.unwrap(), ReleaseOutcome::Applied);
+                assert_eq!(released.unwrap(), ReleaseOutcome::Applied);
                 let other = take_over();
                 let claims = ops.iter().map(|op| store.claim(op, &other));
                 let outcomes = futures_util::future::join_all(claims).await;
@@ -200,7 +201,6 @@ async fn an_open_transaction_on_one_operation_delays_nobody_else() {
 /// A transaction that holds the lock of an operation, as the transactional mode does before it inserts anything.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_holds_the_lock_of_an_operation_is_not_waited_for() {
-    const LOCK_OF_ORDER_7: i64 = -1_186_552_313_194_976_167;
     let place = place().await;
     let store = place.open().await;
     let held = op_of("merchant-1", "order-7", "body");
@@ -223,6 +223,69 @@ async fn who_holds_the_lock_of_an_operation_is_not_waited_for() {
     store.complete(&held, &done(request.token, "done")).await.unwrap();
     client.batch_execute(&format!("begin; select pg_advisory_xact_lock({LOCK_OF_ORDER_7})")).await.unwrap();
     completed(store.claim(&held, &take_over()).await.unwrap());
+}
+
+/// What an owner asks while somebody holds its lock is done once that one is gone, and the same as at any other time.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_that_waited_for_its_lock_gets_what_it_asked_for() {
+    let place = place().await;
+    let options = PostgresStore::options(&place.url).unwrap();
+    let store = options.patience(Duration::from_secs(60)).open().await.unwrap();
+    let client = beside(&place).await;
+    let begin = format!("begin; select pg_advisory_xact_lock({LOCK_OF_ORDER_7})");
+    let waiters = "select from pg_locks where locktype = 'advisory' and not granted
+        and database = (select oid from pg_database where datname = current_database())";
+    // Begins the holder's transaction, and ends it when it is waited for.
+    let lock = async || client.batch_execute(&begin).await.unwrap();
+    let until_waited = async || {
+        wait_for("the owner waits", async || {
+            (!client.query(waiters, &[]).await.unwrap().is_empty()).then_some(())
+        })
+        .await;
+        client.batch_execute("commit").await.unwrap();
+    };
+    let op = op_of("merchant-1", "order-7", "body");
+    let view = async || store.show(op.id()).await.unwrap().unwrap();
+
+    let given_back = take_over();
+    acquired(store.claim(&op, &given_back).await.unwrap());
+    lock().await;
+    let (released, ()) = tokio::join!(store.release(&op, given_back.token), until_waited());
+    assert_eq!(released.unwrap(), ReleaseOutcome::Applied);
+    assert_eq!(store.show(op.id()).await.unwrap(), None);
+
+    let owner = take_over();
+    acquired(store.claim(&op, &owner).await.unwrap());
+    let claimed = view().await;
+    lock().await;
+    let (renewed, ()) = tokio::join!(store.renew(&op, owner.token, LEASE * 10), until_waited());
+    assert_eq!(renewed.unwrap(), RenewOutcome::Renewed);
+    let renewed = view().await;
+    assert_eq!((renewed.state, renewed.created_at), (StateName::InProgress, claimed.created_at));
+    assert!(renewed.lease_left.unwrap() > LEASE * 5, "{renewed:?}");
+
+    lock().await;
+    let (marked, ()) = tokio::join!(store.mark_unknown(&op, owner.token), until_waited());
+    assert_eq!(marked.unwrap(), ReleaseOutcome::Applied);
+    let marked = view().await;
+    assert_eq!(marked.state, StateName::Unknown);
+    assert!(marked.locked_until < renewed.locked_until - LEASE * 5, "since it was marked: {marked:?}");
+    // It is unknown since the first mark.
+    lock().await;
+    let (again, ()) = tokio::join!(store.mark_unknown(&op, owner.token), until_waited());
+    assert_eq!((again.unwrap(), view().await), (ReleaseOutcome::Applied, marked));
+
+    let (completion, late) = (done(owner.token, "done"), done(owner.token, "again"));
+    lock().await;
+    let (stored, ()) = tokio::join!(store.complete(&op, &completion), until_waited());
+    let CompleteOutcome::Stored(stored) = stored.unwrap() else { panic!("stored") };
+    assert_eq!(stored.reply.body(), "done");
+    assert_eq!(completed(store.claim(&op, &hold()).await.unwrap()), stored.reply);
+    lock().await;
+    let (again, ()) = tokio::join!(store.complete(&op, &late), until_waited());
+    assert!(matches!(again.unwrap(), CompleteOutcome::AlreadyStored(first) if first.reply == stored.reply));
+    let ended = view().await;
+    assert_eq!((ended.created_at, ended.expires_at), (claimed.created_at, Some(stored.expires_at)));
 }
 
 #[tokio::test(flavor = "multi_thread")]

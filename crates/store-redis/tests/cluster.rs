@@ -182,6 +182,36 @@ async fn an_effect_and_its_record_are_in_one_slot_or_it_is_refused_with_the_reas
     assert_eq!(store.list(&ListQuery::default()).await.unwrap().records.len(), 1, "lists have every tag");
 }
 
+/// One master has keys of many slots, and a script those of one: completions that are asked for at once are each stored, and
+/// none is sent in a way that the master refuses.
+#[tokio::test]
+async fn completions_of_many_slots_at_once_are_each_stored() {
+    let cluster = RedisCluster::private().await;
+    let store = open(&cluster).await;
+    let all: Vec<_> = (0..200).map(|n| scoped("", &format!("at once {n}"))).collect();
+    for op in &all {
+        acquire(&store, op, 1).await;
+    }
+    for master in &cluster.nodes()[..3] {
+        master.cli(["config", "resetstat"]).await;
+    }
+    let mut ends = JoinSet::new();
+    for op in all.clone() {
+        let store = store.clone();
+        ends.spawn(async move { finish(&store, &op, 1, Reply::ok("done")).await });
+    }
+    ends.join_all().await;
+    for master in &cluster.nodes()[..3] {
+        let calls = master.cli(["info", "commandstats"]).await;
+        let scripts =
+            calls.lines().find(|line| line.starts_with("cmdstat_evalsha:")).expect("it ran scripts");
+        assert!(scripts.contains(",rejected_calls=0,"), "{scripts}");
+    }
+    for op in &all {
+        assert_eq!(replay(&store, op).await, Reply::ok("done"));
+    }
+}
+
 #[tokio::test]
 async fn an_evicting_node_is_refused_even_a_replica() {
     let cluster = RedisCluster::private().await;

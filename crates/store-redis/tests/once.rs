@@ -158,6 +158,24 @@ async fn a_write_that_fails_half_way_leaves_the_outcome_unknown_never_free() {
 }
 
 #[tokio::test]
+async fn a_freed_key_runs_again_as_the_next_attempt() {
+    let server = Redis::private().await;
+    let store = with_balance(&server, "1000").await;
+    let op = operation("k");
+    ran(store.once(&op, &charge(100)).await.unwrap());
+    let by = onlyonce_core::OperatorAction {
+        actor: "a".into(),
+        reason: "charged back".into(),
+        target: onlyonce_core::Target::Any,
+    };
+    store.free(op.id(), &by).await.unwrap();
+    let again = ran(store.once(&op, &charge(100)).await.unwrap());
+    assert_eq!(replayed(store.once(&op, &charge(100)).await.unwrap()), again);
+    assert_eq!(store.show(op.id()).await.unwrap().unwrap().attempt, 2);
+    assert_eq!(server.cli(["get", "balance"]).await, "800");
+}
+
+#[tokio::test]
 async fn numbers_in_writes_are_written_as_whole_numbers() {
     let server = Redis::private().await;
     let store = with_balance(&server, "0").await;

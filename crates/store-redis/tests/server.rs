@@ -295,6 +295,47 @@ async fn a_lost_answer_is_asked_for_again_with_the_same_token() {
     assert_eq!(store.audit(None, 10).await.unwrap().len(), 1);
 }
 
+/// Its answer was lost, and the server is refused when it is asked again: what was sent may have been carried out.
+#[tokio::test]
+async fn a_completion_that_was_lost_and_then_refused_may_have_happened() {
+    let server = Redis::private().await;
+    let proxy = FaultProxy::start(server.addr()).await;
+    let store = patient(&format!("redis://{}", proxy.addr())).open().await.unwrap();
+    let op = operation("k");
+    acquire(&store, &op, 1).await;
+    // So that its record is not as its claim left it, which is another script.
+    store.mark_unknown(&op, token(1)).await.unwrap();
+    server.cli(["config", "set", "maxmemory-policy", "allkeys-lru"]).await;
+    // The end of that script's arguments.
+    proxy.lose_reply_to("$1\r\n0\r\n");
+    let refused = store.complete(&op, &completion(1, Reply::ok("done"))).await.unwrap_err();
+    assert_eq!(proxy.lost_replies(), 1);
+    assert_eq!(refused.kind(), StoreErrorKind::Unfit, "{refused}");
+    assert!(refused.may_have_applied(), "{refused}");
+    server.cli(["config", "set", "maxmemory-policy", "noeviction"]).await;
+    let done = wait_for("it is used again", async || store.claim(&op, &request(2)).await.ok()).await;
+    assert!(matches!(&done, ClaimOutcome::Completed(its) if its.reply == Reply::ok("done")), "{done:?}");
+}
+
+#[tokio::test]
+async fn where_no_replica_is_waited_for_an_answer_writes_nothing() {
+    let server = Redis::private().await;
+    let store = patient(&server.url()).open().await.unwrap();
+    let op = operation("k");
+    acquire(&store, &op, 1).await;
+    finish(&store, &op, 1, Reply::ok("done")).await;
+    let changes = async || {
+        let said = server.cli(["info", "persistence"]).await;
+        said.lines().find_map(|line| line.strip_prefix("rdb_changes_since_last_save:")).map(str::to_owned)
+    };
+    let before = changes().await.expect("it counts changes");
+    let again = store.complete(&op, &completion(1, Reply::ok("again"))).await.unwrap();
+    assert!(matches!(again, CompleteOutcome::AlreadyStored(_)), "{again:?}");
+    assert_eq!(replay(&store, &op).await, Reply::ok("done"));
+    assert_eq!(store.renew(&op, token(1), Duration::from_secs(60)).await.unwrap(), RenewOutcome::Ended);
+    assert_eq!(changes().await, Some(before));
+}
+
 #[tokio::test]
 async fn a_server_that_is_away_is_told_apart_from_an_answer_that_was_lost() {
     let server = Redis::private().await;

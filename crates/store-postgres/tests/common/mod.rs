@@ -14,6 +14,9 @@ use testkit::Postgres;
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
 pub(crate) const RETENTION: Duration = Duration::from_secs(24 * 3600);
 
+/// The lock of the key `order-7` in the scope `merchant-1`.
+pub(crate) const LOCK_OF_ORDER_7: i64 = -1_186_552_313_194_976_167;
+
 /// A database of its own on the shared server.
 pub(crate) struct Place {
     pub(crate) server: Postgres,

@@ -13,9 +13,9 @@ mod waiting;
 
 use std::time::Duration;
 
-use common::{Place, place};
-use onlyonce_core::{OnceOutcome, Operation, Reply, StoreError};
-use onlyonce_store_postgres::tokio_postgres::{Client, NoTls, Transaction, connect};
+use common::{Place, acquired, place, take_over};
+use onlyonce_core::{ClaimRequest, OnceOutcome, Operation, Reply, Store, StoreError};
+use onlyonce_store_postgres::tokio_postgres::{Client, GenericClient, NoTls, Transaction, connect};
 use onlyonce_store_postgres::{PostgresStore, TxFailure, TxOptions};
 
 /// A database with business tables, and its store.
@@ -49,6 +49,13 @@ impl Shop {
         self.place.psql(&sql).await
     }
 
+    /// Leaves the record of an owner of the leased mode that died.
+    async fn dead_owner(&self, operation: &Operation) {
+        let request = ClaimRequest { lease: Duration::from_millis(1), ..take_over() };
+        acquired(self.store.claim(operation, &request).await.unwrap());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+
     async fn order(&self, client: &mut Client, operation: &Operation) -> Result<OnceOutcome, StoreError> {
         self.store.once(client, operation, async |tx| place_order(tx, operation.key().as_str()).await).await
     }
@@ -64,6 +71,17 @@ async fn client(url: &str) -> Client {
 async fn place_order(tx: &mut Transaction<'_>, item: &str) -> Result<Reply, TxFailure> {
     let row = tx.query_one("insert into orders (item) values ($1) returning id", &[&item]).await?;
     Ok(Reply::new(201, row.get::<_, i64>(0).to_string()))
+}
+
+async fn setting(client: &impl GenericClient) -> String {
+    let sql = "select current_setting('lock_timeout') || '|' || current_setting('synchronous_commit')";
+    client.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+/// The claim's savepoint is gone; so is the transaction after this.
+async fn has_no_savepoint(tx: Transaction<'_>) {
+    let error = tx.batch_execute("rollback to savepoint onlyonce_claim").await.unwrap_err();
+    assert_eq!(error.code().unwrap().code(), "3B001", "{error}");
 }
 
 fn wait(wait: Duration) -> TxOptions {

@@ -6,11 +6,11 @@ use onlyonce_core::{
     ClaimOutcome, OnLeaseEnd, OnceOutcome, OperatorAction, OperatorOutcome, Reply, Store, StoreAdmin,
     StoreErrorKind,
 };
-use onlyonce_store_postgres::tokio_postgres::{GenericClient, Transaction};
+use onlyonce_store_postgres::tokio_postgres::Transaction;
 use onlyonce_store_postgres::{TxClaim, TxFailure, TxOptions};
 
 use crate::common::*;
-use crate::{place_order, ran, replayed, shop};
+use crate::{has_no_savepoint, place_order, ran, replayed, setting, shop};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_its_work_and_its_reply_are_one_transaction() {
@@ -209,9 +209,10 @@ async fn what_the_leased_mode_left_is_met_as_the_policies_say() {
     assert!(matches!(met, OnceOutcome::InProgress { lease_left, .. } if lease_left > long / 2), "{met:?}");
     let met = shop.order(&mut client, &op_of("shop", "alive", "another body")).await.unwrap();
     assert!(matches!(met, OnceOutcome::Mismatch { .. }), "{met:?}");
-    acquired(shop.store.claim(&op("dead"), &leased(OnLeaseEnd::TakeOver, short)).await.unwrap());
     acquired(shop.store.claim(&op("held"), &leased(OnLeaseEnd::Hold, short)).await.unwrap());
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    shop.dead_owner(&op("dead")).await;
+    let created = async |key: &str| shop.store.show(op(key).id()).await.unwrap().unwrap().created_at;
+    let first_claimed = created("dead").await;
     let mut tx = client.transaction().await.unwrap();
     let claimed = shop.store.claim_in(&mut tx, &op("dead"), &TxOptions::default()).await.unwrap();
     let TxClaim::Acquired(claim) = claimed else { panic!("{claimed:?}") };
@@ -220,6 +221,7 @@ async fn what_the_leased_mode_left_is_met_as_the_policies_say() {
     tx.commit().await.unwrap();
     drop(pending);
     assert_eq!(replayed(shop.order(&mut client, &op("dead")).await.unwrap()).body(), "second");
+    assert_eq!(created("dead").await, first_claimed, "taken over, it is as old as it was");
     let met = shop.order(&mut client, &op("held")).await.unwrap();
     assert!(matches!(met, OnceOutcome::Unknown { .. }), "{met:?}");
     // Freed by an operator: a new attempt, of any request.
@@ -238,12 +240,15 @@ async fn what_the_leased_mode_left_is_met_as_the_policies_say() {
     drop((claim, tx));
     // Expired: as new.
     let options = TxOptions { retention: Duration::from_millis(1), ..TxOptions::default() };
+    let mut made = Vec::new();
     for _ in 0..2 {
         let work = async |tx: &mut Transaction<'_>| place_order(tx, "expired").await;
         ran(shop.store.once_with(&mut client, &op("expired"), &options, work).await.unwrap());
+        made.push(created("expired").await);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(shop.count("expired").await, 2);
+    assert!(made[0] < made[1], "made anew: {made:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -251,26 +256,21 @@ async fn the_callers_settings_stay_and_a_weak_commit_is_made_durable() {
     let shop = shop().await;
     let mut client = shop.client().await;
     client.batch_execute("set lock_timeout = '7s'; set synchronous_commit = off").await.unwrap();
-    let mut settings = async |key: &str, end: &str| {
+    let mut settings = async |key: &str| {
         let mut tx = client.transaction().await.unwrap();
         tx.batch_execute("set local lock_timeout = '3s'").await.unwrap();
         let claimed = shop.store.claim_in(&mut tx, &op(key), &TxOptions::default()).await.unwrap();
         let TxClaim::Acquired(claim) = claimed else { panic!("{claimed:?}") };
         let inside = setting(&tx).await;
         drop(claim.complete(&mut tx, Reply::ok("")).await.unwrap());
-        tx.batch_execute(end).await.unwrap();
-        drop(tx);
+        has_no_savepoint(tx).await;
         (inside, setting(&client).await)
     };
     let expected = ("3s|on".to_owned(), "7s|off".to_owned());
-    assert_eq!(settings("a", "select 1").await, expected);
-    // Its savepoint is gone, its name free.
-    assert_eq!(settings("b", "savepoint onlyonce_claim").await, expected);
-}
-
-async fn setting(client: &impl GenericClient) -> String {
-    let sql = "select current_setting('lock_timeout') || '|' || current_setting('synchronous_commit')";
-    client.query_one(sql, &[]).await.unwrap().get(0)
+    assert_eq!(settings("new").await, expected);
+    // A record is taken over after a wait for its lock.
+    shop.dead_owner(&op("dead")).await;
+    assert_eq!(settings("dead").await, expected);
 }
 
 #[tokio::test(flavor = "multi_thread")]

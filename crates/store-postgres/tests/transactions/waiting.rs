@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use onlyonce_core::{ClaimOutcome, OnceOutcome, Reply, Store};
+use onlyonce_core::{ClaimOutcome, OnceOutcome, Operation, Reply, Store};
 use onlyonce_store_postgres::tokio_postgres::Transaction;
-use onlyonce_store_postgres::{TxClaim, TxOptions};
+use onlyonce_store_postgres::{TxClaim, TxFailure, TxOptions};
 use testkit::{wait_for, within};
 
 use crate::common::*;
-use crate::{Shop, ran, replayed, shop, wait};
+use crate::{Shop, has_no_savepoint, place_order, ran, replayed, setting, shop, wait};
 
 impl Shop {
     /// Until a transaction waits for another one.
@@ -81,6 +81,66 @@ async fn past_the_wait_a_copy_is_busy_and_its_transaction_goes_on() {
     assert_eq!(replayed(shop.order(&mut second, &op("k")).await.unwrap()).body(), "first");
 }
 
+/// Whoever waited at the server: what it set for that is set back, and its savepoint is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_waited_has_the_callers_settings() {
+    let shop = shop().await;
+    let (mut first, mut second) = (shop.client().await, shop.client().await);
+    for commits in [true, false] {
+        let op = op(if commits { "commits" } else { "rolls back" });
+        let mut tx = first.transaction().await.unwrap();
+        let claimed = shop.store.claim_in(&mut tx, &op, &TxOptions::default()).await.unwrap();
+        let TxClaim::Acquired(claim) = claimed else { panic!("{claimed:?}") };
+        let ends = async {
+            shop.waits_for_a_lock().await;
+            drop(claim.complete(&mut tx, Reply::ok("first")).await.unwrap());
+            match commits {
+                true => tx.commit().await.unwrap(),
+                false => tx.rollback().await.unwrap(),
+            }
+        };
+        let mut copy = second.transaction().await.unwrap();
+        copy.batch_execute("set local lock_timeout = '3s'").await.unwrap();
+        let options = wait(LONG);
+        match (commits, tokio::join!(shop.store.claim_in(&mut copy, &op, &options), ends).0.unwrap()) {
+            (true, TxClaim::Completed(stored)) => assert_eq!(stored.reply.body(), "first"),
+            (false, TxClaim::Acquired(_)) => {}
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(setting(&copy).await, "3s|on");
+        has_no_savepoint(copy).await;
+    }
+}
+
+/// A definitive failure takes back what the work did, and no more, also where the claim waited or took over.
+#[tokio::test(flavor = "multi_thread")]
+async fn work_that_waited_or_took_over_is_taken_back_alone() {
+    let shop = shop().await;
+    let (mut first, mut second) = (shop.client().await, shop.client().await);
+    let mut declined = async |op: &Operation| {
+        let work = async |tx: &mut Transaction<'_>| {
+            place_order(tx, op.key().as_str()).await?;
+            Err(TxFailure::Definitive(Reply::new(402, "declined")))
+        };
+        let reply = ran(shop.store.once_with(&mut second, op, &wait(LONG), work).await.unwrap());
+        let key = op.key().as_str();
+        assert_eq!((reply.status(), shop.count(key).await), (402, 0));
+        assert_eq!(shop.record(key).await, "completed");
+    };
+    let mut tx = first.transaction().await.unwrap();
+    let claimed = shop.store.claim_in(&mut tx, &op("waited"), &TxOptions::default()).await.unwrap();
+    let TxClaim::Acquired(claim) = claimed else { panic!("{claimed:?}") };
+    let ends = async {
+        shop.waits_for_a_lock().await;
+        drop(claim);
+        tx.rollback().await.unwrap();
+    };
+    let waited = op("waited");
+    tokio::join!(declined(&waited), ends);
+    shop.dead_owner(&op("dead")).await;
+    declined(&op("dead")).await;
+}
+
 /// A row that is held by somebody who takes no notice of our locks.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_a_stranger_inserted_and_did_not_commit_is_not_waited_for_without_end() {
@@ -98,8 +158,37 @@ async fn a_row_that_a_stranger_inserted_and_did_not_commit_is_not_waited_for_wit
     let work = async |_: &mut Transaction<'_>| Ok(Reply::ok("ours"));
     let outcome = shop.store.once_with(&mut ours, &op("k"), &options, work).await.unwrap();
     assert!(matches!(outcome, OnceOutcome::InProgress { .. }), "{outcome:?}");
+    // The caller's own transaction goes on.
+    let mut going_on = ours.transaction().await.unwrap();
+    going_on.execute("insert into orders (item) values ('mine')", &[]).await.unwrap();
+    let claimed = shop.store.claim_in(&mut going_on, &op("k"), &options).await.unwrap();
+    assert!(matches!(claimed, TxClaim::InProgress { .. }), "{claimed:?}");
+    going_on.commit().await.unwrap();
+    assert_eq!(shop.count("mine").await, 1);
     tx.rollback().await.unwrap();
     ran(shop.store.once_with(&mut ours, &op("k"), &options, work).await.unwrap());
+}
+
+/// A stranger who has the whole table, such as a migration: the caller's own limit holds for what is only read.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_that_a_stranger_locked_is_not_waited_for_without_end() {
+    let shop = shop().await;
+    let (stranger, mut ours) = (shop.client().await, shop.client().await);
+    let op = op_of("merchant-1", "order-7", "body");
+    // With the lock of the operation nothing is inserted; without it an insert is tried.
+    for lock in [format!("select pg_advisory_xact_lock({LOCK_OF_ORDER_7})"), "select 1".into()] {
+        let whole = format!("begin; {lock}; lock table idempotency_keys in access exclusive mode");
+        stranger.batch_execute(&whole).await.unwrap();
+        let mut tx = ours.transaction().await.unwrap();
+        tx.execute("insert into orders (item) values ('mine')", &[]).await.unwrap();
+        tx.batch_execute("set local lock_timeout = '50ms'").await.unwrap();
+        let claimed = shop.store.claim_in(&mut tx, &op, &wait(Duration::from_millis(50))).await.unwrap();
+        assert!(matches!(claimed, TxClaim::InProgress { .. }), "{claimed:?}");
+        tx.commit().await.unwrap();
+        stranger.batch_execute("rollback").await.unwrap();
+    }
+    assert_eq!(shop.count("mine").await, 2);
+    ran(shop.order(&mut ours, &op).await.unwrap());
 }
 
 #[tokio::test(flavor = "multi_thread")]
