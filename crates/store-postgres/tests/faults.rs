@@ -46,10 +46,12 @@ async fn a_lost_reply_of_a_commit_is_ambiguous_and_asked_again_it_is_one() {
             network.lose_reply_to(key.clone());
             let error = store.claim(&op(&key), &request).await.unwrap_err();
             assert!(error.may_have_applied(), "{}", chain(&error));
-            assert_eq!(
-                place.psql(&format!("select status from idempotency_keys where key = '{key}'")).await,
-                "in_progress"
-            );
+            // The reply that is lost may be the first of several: the COMMIT behind it is still under way.
+            let status = format!("select status from idempotency_keys where key = '{key}'");
+            wait_for("the claim was made", async || {
+                (place.psql(&status).await == "in_progress").then_some(())
+            })
+            .await;
             let lease = acquired(persist(async || store.claim(&op(&key), &request).await).await);
             assert_eq!((lease.token, lease.attempt), (request.token, 1));
 
