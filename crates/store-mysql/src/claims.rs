@@ -10,8 +10,8 @@ use mysql_async::Value;
 use onlyonce_batch::{Answer, Ask, Job};
 use onlyonce_core::{
     Acquire, ClaimOutcome, ClaimRequest, Clock, CompleteOutcome, Completion, Decision, Lease, LeaseToken,
-    OnLeaseEnd, OperationId, Origin, Record, ReleaseOutcome, RenewOutcome, State, StoredReply, SystemClock,
-    decide,
+    LeaseView, OnLeaseEnd, Operation, OperationId, Origin, Record, ReleaseOutcome, RenewOutcome, State,
+    StoredReply, SystemClock, decide,
 };
 
 use crate::error::Fault;
@@ -62,10 +62,8 @@ pub(crate) async fn claim(
             Err(fault) => Some(Err(fault.clone())),
             Ok(row) => match decide(Some(&row.record), job.operation().fingerprint(), request) {
                 Decision::Answer(answer) => Some(Ok(Answer::Claim(answer))),
-                // Written by this statement, or by an earlier try a moment ago: it lasts as long as it must, counted
-                // from before this one was sent.
                 Decision::Acquire { attempt, how: Acquire::Reentrant }
-                    if lease_left(&row.record) + since_sent >= request.lease =>
+                    if is_as_asked(&row.record, job.operation(), request, since_sent) =>
                 {
                     Some(Ok(acquired(request, attempt)))
                 }
@@ -322,11 +320,15 @@ fn acquired(request: &ClaimRequest, attempt: u32) -> Answer {
     Answer::Claim(ClaimOutcome::Acquired(Lease { token: request.token, attempt, duration: request.lease }))
 }
 
-fn lease_left(record: &Record) -> Duration {
-    match record.state {
-        State::InProgress { lease: onlyonce_core::LeaseView::Left(left), .. } => left,
-        _ => Duration::ZERO,
-    }
+/// Whether the owner's record is what this claim would write: written by its own statement, or by an earlier try a moment
+/// ago. It lasts as long as it must, counted from before the statement was sent, and no longer than was asked for: a lease
+/// that the owner had for longer is still to be shortened.
+fn is_as_asked(record: &Record, operation: &Operation, request: &ClaimRequest, since_sent: Duration) -> bool {
+    let State::InProgress { lease: LeaseView::Left(left), .. } = record.state else { return false };
+    left <= request.lease
+        && left + since_sent >= request.lease
+        && record.on_lease_end == request.on_lease_end
+        && record.origin.as_ref() == operation.origin()
 }
 
 /// The policy of a record that was written anew: whoever lost it may not be there any more.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onlyonce_core::{ClaimOutcome, ReleaseOutcome, RenewOutcome, Reply};
+use onlyonce_core::{ClaimOutcome, ClaimRequest, ReleaseOutcome, RenewOutcome, Reply};
 
 use crate::Harness;
 use crate::harness::fresh_token;
@@ -43,6 +43,12 @@ pub async fn a_claim_is_reentrant_for_its_own_token(h: &Harness) {
             assert!(age >= h.unit() * 2, "the owner claimed it {age:?} ago");
         }
         other => panic!("expected InProgress, got {other:?}"),
+    }
+    // The lease is the one that was asked for last, also where it is the shorter one.
+    for lease in [h.lease() * 2, h.lease()] {
+        let request = ClaimRequest { lease, ..h.request(owner) };
+        assert_eq!(h.acquire_as(&operation, &request).await.duration, lease);
+        assert!(h.is_about(h.lease_left(&operation).await, lease), "not the lease of the latest claim");
     }
     h.finish(&operation, owner, Reply::ok("done")).await;
     assert_eq!(h.replay(&operation).await.reply, Reply::ok("done"));
