@@ -245,6 +245,13 @@ impl<'a> Lab<'a> {
         Ok(outcome)
     }
 
+    /// Sends a request once that must be answered, and may be told to come back later.
+    pub(crate) async fn send_once(&self, call: &Call) -> Step<Answer> {
+        let outcome = self.send_silently(call).await?;
+        self.tell(story::call(call, &self.options.key_header), story::outcome(&outcome));
+        Ok(outcome?)
+    }
+
     /// Sends a request that is not told of, one of many.
     pub(crate) async fn send_silently(&self, call: &Call) -> Step<Result<Answer, NoAnswer>> {
         let outcome = self.wire.send(call).await;

@@ -119,13 +119,16 @@ impl Answer {
         (200..400).contains(&self.status)
     }
 
-    /// A limit on how many requests one may send, and for how long to rest: nothing was done with this one.
+    /// For how long to rest before the request is sent again: a limit on how many one may send (429), or a service that
+    /// cannot serve anybody for the moment and says until when (503 with Retry-After, RFC 9110 §15.6.4).
     pub(crate) fn slow_down(&self) -> Option<Duration> {
-        if self.status != 429 {
-            return None;
-        }
         let seconds = self.header("retry-after").and_then(|value| value.trim().parse::<u64>().ok());
-        Some(Duration::from_secs(seconds.unwrap_or(1).clamp(1, 10)))
+        let seconds = match self.status {
+            429 => seconds.unwrap_or(1),
+            503 => seconds?,
+            _ => return None,
+        };
+        Some(Duration::from_secs(seconds.clamp(1, 10)))
     }
 
     /// "Come back later": the operation is in flight.

@@ -76,7 +76,7 @@ pub(super) async fn transient(lab: &Lab<'_>) -> Step<Finding> {
     }
     let call = lab.call(Payload::Transient, &lab.op())?;
     let watch = lab.watch().await?;
-    let first = lab.send(&call).await?;
+    let first = lab.send_once(&call).await?;
     if first.is_accepted() {
         return Ok(NotApplicable(format!(
             "the transient body did not fail: it was answered {}",

@@ -85,11 +85,9 @@ struct Meeting {
 async fn meet(lab: &Lab<'_>, moments: Moments, calls: impl Fn(&Op) -> Step<(Call, Call)>) -> Step<Meeting> {
     let time = slow_time(lab).await?;
     for moment in moments {
-        let (call, other) = calls(&lab.op())?;
-        let watch = lab.watch().await?;
-        let (first, other) = together(lab, &call, &other, time.mul_f64(moment)).await?;
-        if surely_met(&first, &other, time) {
-            return Ok(Meeting { call, first, other, watch });
+        let met = together(lab, || calls(&lab.op()), time.mul_f64(moment)).await?;
+        if surely_met(&met.first, &met.other, time) {
+            return Ok(met);
         }
     }
     Err(Stop::Unfit(format!("the slow work, of {time:.1?}, was over before another request could meet it")))
@@ -104,18 +102,34 @@ fn surely_met(first: &Outcome, other: &Outcome, time: Duration) -> bool {
         || other.done < first.done + other.took.saturating_sub(on_its_way)
 }
 
-/// A request, and another one sent after some time.
-async fn together(lab: &Lab<'_>, first: &Call, other: &Call, after: Duration) -> Step<(Outcome, Outcome)> {
-    let later = async {
-        tokio::time::sleep(after).await;
-        lab.send_silently(other).await
-    };
-    let (one, two) = tokio::join!(lab.send_silently(first), later);
-    let (one, two) = (one?, two?);
+/// A request, and another one sent after some time. Others are sent, with fresh keys, where one of the two was told to rest:
+/// that may be about the moment and not about the keys. If it is about the keys it is told every time.
+async fn together(lab: &Lab<'_>, calls: impl Fn() -> Step<(Call, Call)>, after: Duration) -> Step<Meeting> {
+    const TRIES: u32 = 3;
     let header = &lab.options.key_header;
-    lab.tell(story::call(first, header), story::outcome(&one));
-    lab.tell(format!("{}  (while the first is at work)", story::call(other, header)), story::outcome(&two));
-    Ok((one, two))
+    let mut tries = 0;
+    loop {
+        let (call, other_call) = calls()?;
+        let watch = lab.watch().await?;
+        let later = async {
+            tokio::time::sleep(after).await;
+            lab.send_silently(&other_call).await
+        };
+        let (first, other) = tokio::join!(lab.send_silently(&call), later);
+        let (first, other) = (first?, other?);
+        tries += 1;
+        let pauses = [&first, &other].map(|outcome| outcome.as_ref().ok().and_then(Answer::slow_down));
+        if let Some(pause) = pauses.into_iter().flatten().max()
+            && tries < TRIES
+        {
+            tokio::time::sleep(pause).await;
+            continue;
+        }
+        lab.tell(story::call(&call, header), story::outcome(&first));
+        let meanwhile = format!("{}  (while the first is at work)", story::call(&other_call, header));
+        lab.tell(meanwhile, story::outcome(&other));
+        return Ok(Meeting { call, first, other, watch });
+    }
 }
 
 pub(super) async fn copy(lab: &Lab<'_>, aspect: FlightAspect) -> Step<Finding> {
@@ -244,9 +258,9 @@ pub(super) async fn others_go_on(lab: &Lab<'_>) -> Step<Finding> {
     let rest = time.mul_f64(1.0 - EARLY[0]);
     // A busy machine can be slow once; a lock is slow every time.
     for _ in 0..TRIES {
-        let (slow, quick) = (lab.call(Payload::Slow, &lab.op())?, lab.call(Payload::Main, &lab.op())?);
-        let (slow, quick) = together(lab, &slow, &quick, time.mul_f64(EARLY[0])).await?;
-        let (slow, quick) = (slow?, quick?);
+        let calls = || Ok((lab.call(Payload::Slow, &lab.op())?, lab.call(Payload::Main, &lab.op())?));
+        let met = together(lab, calls, time.mul_f64(EARLY[0])).await?;
+        let (slow, quick) = (met.first?, met.other?);
         if !slow.is_accepted() || !quick.is_accepted() {
             return Ok(Broken(format!(
                 "two keys at once: {}, and {}",

@@ -175,8 +175,8 @@ fn loser_fault(copy: &Result<Answer, NoAnswer>) -> Option<Finding> {
     match answer.status {
         409 => None,
         _ if answer.is_accepted() => None,
-        // A limit on how many may be sent is about the sender, not about the key.
-        429 => None,
+        // A limit, or a service that is down for the moment, is not about the key.
+        _ if answer.slow_down().is_some() => None,
         status if answer.is_in_progress() => {
             Some(Weak(format!("a copy was told to wait by {status}, not by 409")))
         }

@@ -49,6 +49,8 @@ breeds! {
     Volatile,
     /// So many requests a second, and then 429.
     RateLimited,
+    /// Cannot serve anybody for a moment now and then, and says when to come back: 503.
+    StandsStill,
     /// The effect is seen some time after the answer.
     LateEffect,
     /// The same answer for every payment.

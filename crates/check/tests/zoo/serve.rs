@@ -110,6 +110,10 @@ async fn handle(
     if nature.is(Breed::RateLimited) && !shop.has_a_place() {
         return Ok(Reply::problem(429, "too-many", "Not so fast.").header("retry-after", "1").into());
     }
+    if nature.is(Breed::StandsStill) && shop.stands_still() {
+        let reply = Reply::problem(503, "store-unavailable", "Nothing was done. Come back.");
+        return Ok(reply.header("retry-after", "1").into());
+    }
     let claims_replay = nature.has(Defect::MarkerForged) && head.headers.contains_key("idempotency-replayed");
     let mut reply = pay(&head, body, worker, shop.clone(), nature).await?;
     if claims_replay {

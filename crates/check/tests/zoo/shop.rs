@@ -26,6 +26,8 @@ const SHORT_LOCK: Duration = Duration::from_millis(900);
 const LONG_LOCK: Duration = Duration::from_secs(6);
 const FEW: usize = 8;
 const PER_SECOND: usize = 50;
+/// Of so many requests one comes while nothing is served.
+const STANDS_STILL_EVERY: usize = 11;
 /// How late an effect is seen.
 const LAG: Duration = Duration::from_millis(60);
 /// What the slow one adds to everything.
@@ -49,6 +51,7 @@ struct State {
     ledger: Ledger,
     keys: HashMap<Id, Entry>,
     recent: VecDeque<Id>,
+    asked: usize,
     /// Orders that fail once and have failed.
     failed_once: HashMap<Id, bool>,
     /// Order numbers, with the key that each came with.
@@ -243,6 +246,13 @@ impl Shop {
             state.admitted.push_back(now);
         }
         has
+    }
+
+    /// Whether this request comes at a moment at which nothing is served.
+    pub(crate) fn stands_still(&self) -> bool {
+        let mut state = self.state.lock();
+        state.asked += 1;
+        state.asked.is_multiple_of(STANDS_STILL_EVERY)
     }
 
     /// Lets the work end that waits at the gate, now and later.
