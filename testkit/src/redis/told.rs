@@ -5,12 +5,16 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use parking_lot::Mutex;
 
 use crate::service;
+
+/// Of the files of clocks; the process that made it follows.
+const PREFIX: &str = "told.";
 
 const SOURCE: &str = include_str!("clock.c");
 
@@ -20,11 +24,30 @@ pub struct ToldClock(Arc<Told>);
 
 #[derive(Debug)]
 struct Told {
-    _folder: Option<tempfile::TempDir>,
     path: PathBuf,
+    is_ours: bool,
     file: File,
     // Microseconds since the epoch; 0 is the real time.
     now_us: Mutex<i64>,
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        if self.is_ours {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+// A process that ends with a clock in a static, or is killed, leaves its file.
+fn remove_left_behind(root: &Path) {
+    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let of = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('.').next()?.parse().ok());
+        if of.is_some_and(|pid| !service::is_alive(pid)) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
 }
 
 impl ToldClock {
@@ -33,17 +56,22 @@ impl ToldClock {
     /// # Panics
     /// When its file cannot be made.
     pub fn real() -> Self {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let path = folder.path().join("clock");
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        let root = service::root().expect("the folder of all services");
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        if number == 0 {
+            remove_left_behind(&root);
+        }
+        let path = root.join(format!("{PREFIX}{}.{number}", std::process::id()));
         fs::write(&path, 0_i64.to_ne_bytes()).expect("a file in it");
         let file = OpenOptions::new().write(true).open(&path).expect("the file");
-        Self(Arc::new(Told { _folder: Some(folder), path, file, now_us: Mutex::new(0) }))
+        Self(Arc::new(Told { path, is_ours: true, file, now_us: Mutex::new(0) }))
     }
 
     /// The clock in a file that servers have already.
     pub(super) fn at(path: PathBuf) -> Result<Self> {
         let file = OpenOptions::new().write(true).open(&path)?;
-        Ok(Self(Arc::new(Told { _folder: None, path, file, now_us: Mutex::new(0) })))
+        Ok(Self(Arc::new(Told { path, is_ours: false, file, now_us: Mutex::new(0) })))
     }
 
     /// A clock that stands still, at the whole millisecond that it is now.

@@ -443,7 +443,7 @@ fn children_of(pid: u32) -> Vec<u32> {
     ids.filter(|id| stat_field(*id, 1).is_some_and(|parent| parent == pid.to_string())).collect()
 }
 
-fn is_alive(pid: u32) -> bool {
+pub(crate) fn is_alive(pid: u32) -> bool {
     stat_field(pid, 0).is_some_and(|state| state != "Z" && state != "X")
 }
 
