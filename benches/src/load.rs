@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::http1::Reader;
@@ -58,12 +59,13 @@ impl Request {
 /// # Errors
 /// On the first reply that is not 2xx.
 pub(crate) fn run(server: SocketAddr, request: &Request, keys: &Arc<Keys>, time: Duration) -> Result<Sample> {
-    run_on(CONNECTIONS, server, request, keys, time)
+    run_on(CONNECTIONS, CONNECTIONS, server, request, keys, time)
 }
 
-/// The same on so many connections.
+/// The same on so many connections, which take turns where fewer requests are to be under way.
 pub(crate) fn run_on(
     connections: usize,
+    at_work: usize,
     server: SocketAddr,
     request: &Request,
     keys: &Arc<Keys>,
@@ -76,9 +78,10 @@ pub(crate) fn run_on(
         }
         let stretch = Stretch::start();
         let end = now() + time;
+        let turns = (at_work < connections).then(|| Arc::new(Semaphore::new(at_work)));
         let mut connections = JoinSet::new();
         for stream in streams {
-            connections.spawn(converse(stream, request.clone(), keys.clone(), end));
+            connections.spawn(converse(stream, request.clone(), keys.clone(), turns.clone(), end));
         }
         let mut times = Vec::new();
         while let Some(done) = connections.join_next().await {
@@ -113,12 +116,22 @@ async fn converse(
     mut stream: TcpStream,
     mut request: Request,
     keys: Arc<Keys>,
+    turns: Option<Arc<Semaphore>>,
     end: Duration,
 ) -> Result<Vec<Duration>> {
     let mut reader = Reader::new();
-    let mut times = Vec::with_capacity(16 * 1024);
+    let mut times = Vec::with_capacity(if turns.is_some() { 256 } else { 16 * 1024 });
     let mut sent = now();
     while sent < end {
+        // In the order in which they asked for it: each connection has its turn.
+        let _turn = match &turns {
+            Some(turns) => {
+                let turn = turns.acquire().await?;
+                sent = now();
+                Some(turn)
+            }
+            None => None,
+        };
         stream.write_all(request.with_key_of(&keys)).await.context("write")?;
         let reply = reader.read(&mut stream).await?.context("the server closed the connection")?;
         ensure!(reply.is_success(), "not 2xx: {}", reply.text());

@@ -18,9 +18,12 @@ use crate::{store, upstream};
 /// How many, and which program.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct MemoryPlan {
-    /// Connections, each with a request under way all the time.
+    /// Connections, which stay open.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     connections: u32,
+    /// Requests under way at once all the time; the connections take turns.
+    #[arg(long, default_value_t = load::CONNECTIONS as u32, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    at_work: u32,
     /// Records in the store at the start.
     #[arg(long, default_value_t = 1_000_000)]
     rows: u64,
@@ -42,6 +45,7 @@ pub(crate) struct MemoryPlan {
 #[derive(Debug, Serialize)]
 struct Held {
     connections: u32,
+    at_work: u32,
     rows: u64,
     requests_a_second: f64,
     ready_mib: f64,
@@ -55,7 +59,7 @@ impl MemoryPlan {
     /// As short as shows that it runs.
     pub(crate) fn quick(program: Option<PathBuf>) -> Self {
         let time = Duration::from_secs(1);
-        Self { connections: 100, rows: 1000, time, ceiling: 64, program, serve: Vec::new() }
+        Self { connections: 100, at_work: 10, rows: 1000, time, ceiling: 64, program, serve: Vec::new() }
     }
 }
 
@@ -72,9 +76,12 @@ pub(crate) fn run(plan: &Plan, memory: &MemoryPlan) -> Result<()> {
     let of = |field: &str| resident_mib(server.pid(), field);
     let ready_mib = of("VmRSS:")?;
     let (post, keys) = (Request::new("POST"), Arc::new(Keys::unique()));
-    let sample = load::run_on(memory.connections as usize, server.addr, &post, &keys, memory.time)?;
+    let (connections, at_work) = (memory.connections, memory.at_work.min(memory.connections));
+    let sample =
+        load::run_on(connections as usize, at_work as usize, server.addr, &post, &keys, memory.time)?;
     let held = Held {
-        connections: memory.connections,
+        connections,
+        at_work,
         rows: memory.rows,
         requests_a_second: sample.rate,
         ready_mib,
@@ -85,9 +92,10 @@ pub(crate) fn run(plan: &Plan, memory: &MemoryPlan) -> Result<()> {
     match plan.json {
         true => println!("{}", serde_json::to_string_pretty(&held)?),
         false => println!(
-            "{} connections, {} records, {:.0} requests a second: {:.1} MiB when ready, {:.1} at the peak, {:.1} afterwards; {:.1} of it the \
+            "{} connections, {} at work, {} records, {:.0} requests a second: {:.1} MiB when ready, {:.1} at the peak, {:.1} afterwards; {:.1} of it the \
              program's file",
             held.connections,
+            held.at_work,
             held.rows,
             held.requests_a_second,
             ready_mib,

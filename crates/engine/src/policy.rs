@@ -103,7 +103,7 @@ pub struct Limits {
     pub max_in_flight: usize,
     /// Duplicates that wait at once. Past it they are answered in progress at once. 65 536.
     pub max_waiters: usize,
-    /// Replies kept in memory for replays, in bytes. 32 MiB. Zero: no cache.
+    /// Replies kept in memory for replays, in bytes. 8 MiB. Zero: no cache.
     pub cache_bytes: u64,
     /// How long a reply may be served from memory: the bound on how late an operator's change elsewhere is seen. 60 s.
     pub cache_ttl: Duration,
@@ -120,7 +120,7 @@ impl Default for Limits {
         Self {
             max_in_flight: 10_000,
             max_waiters: 65_536,
-            cache_bytes: 32 << 20,
+            cache_bytes: 8 << 20,
             cache_ttl: Duration::from_secs(60),
             store_timeout: Duration::from_secs(2),
             purge_interval: Duration::from_secs(60),

@@ -76,7 +76,7 @@ pub(crate) struct LimitArgs {
     #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = bytes)]
     buffer_budget: usize,
     /// Replies kept in memory for replays; 0: none
-    #[arg(long, value_name = "BYTES", default_value = "32MiB", value_parser = bytes64)]
+    #[arg(long, value_name = "BYTES", default_value = "8MiB", value_parser = bytes64)]
     cache_bytes: u64,
     /// How long a reply is replayed from memory before the store is asked again, at most 60s: so long may pass until a
     /// `keys forget` reaches this gateway
