@@ -66,6 +66,12 @@ impl StoreUrl {
     pub(crate) fn parse(text: &str) -> Result<Self, Failure> {
         let usage = |message: String| Err(Failure::Usage(format!("--store: {message}")));
         let Some((scheme, rest)) = text.split_once(':').filter(|(scheme, _)| is_scheme(scheme)) else {
+            // What looks like a URL may hold a password.
+            if text.is_empty() || text.contains('@') || text.contains("//") {
+                return usage(format!(
+                    "a store needs a scheme, in lower case, before its file or host; supported: {SUPPORTED}"
+                ));
+            }
             let text = text.escape_debug();
             return usage(format!("a store needs a scheme before its file: write `sqlite:{text}`"));
         };
@@ -215,7 +221,7 @@ mod tests {
         for (text, advice) in [
             ("onlyonce.db", "write `sqlite:onlyonce.db`"),
             ("/var/lib/a.db", "write `sqlite:/var/lib/a.db`"),
-            ("", "write `sqlite:"),
+            ("", "supported: sqlite:FILE"),
             ("sqlite:", "write `sqlite:onlyonce.db`"),
             ("sqlite://a.db", "`sqlite:///path`"),
             ("sqlite::memory:", "gone with the process"),

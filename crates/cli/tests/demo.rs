@@ -30,3 +30,26 @@ async fn a_port_in_use_is_a_clear_error() {
     let (ok, said) = common::run(&["demo", "--once", "--listen", &address]).await;
     assert!(!ok && said.contains(&address) && said.to_lowercase().contains("in use"), "{said}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_ends_the_demo_ends_its_gateway_and_leaves_no_files() {
+    type Signal = fn(&testkit::Process) -> anyhow::Result<()>;
+    let signals: [(&str, Signal); 2] =
+        [("SIGTERM", testkit::Process::sigterm), ("SIGINT", testkit::Process::sigint)];
+    for (name, signal) in signals {
+        let temp = tempfile::tempdir().unwrap();
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_onlyonce"));
+        command.args(["demo", "--listen", "127.0.0.1:0"]).env("TMPDIR", temp.path());
+        let mut demo = testkit::Process::from_command(command).unwrap();
+        demo.wait_output("Ctrl-C ends it").await.unwrap();
+        let said = demo.stdout();
+        let (_, rest) = said.split_once("curl -i http://").unwrap();
+        let address = rest.split('/').next().unwrap();
+        assert!(tokio::net::TcpStream::connect(address).await.is_ok(), "{said}");
+        signal(&demo).unwrap();
+        let status = demo.wait_exit().await.unwrap();
+        assert_eq!(status.code(), Some(0), "{name}: {}", demo.stderr());
+        assert!(tokio::net::TcpStream::connect(address).await.is_err(), "{name}: the gateway still listens");
+        assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 0, "{name}: files are left");
+    }
+}

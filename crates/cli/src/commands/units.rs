@@ -25,6 +25,15 @@ pub(crate) fn timeout(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// How long a reply is kept that somebody decided: not so short that a client's next try would run again.
+pub(crate) fn reply_retention(text: &str) -> Result<Duration, String> {
+    const MIN: Duration = Duration::from_secs(60);
+    match duration(text)? {
+        time if time < MIN => Err("at least 1m: after it the operation runs again".into()),
+        time => Ok(time),
+    }
+}
+
 /// `65536`, `64KiB`, `1MiB`, `2GiB`.
 pub(crate) fn bytes(text: &str) -> Result<usize, String> {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anstyle::{AnsiColor, Style};
 use anyhow::{Context, Result, ensure};
 use futures_util::future::try_join_all;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::child::{Gateway, GatewayOptions};
 use super::payment_api::{PaymentApi, START_BALANCE};
@@ -233,7 +234,7 @@ impl Story {
         }
     }
 
-    /// Stays up until Ctrl-C.
+    /// Stays up until Ctrl-C or SIGTERM.
     pub(crate) async fn stay(&self) -> Result<()> {
         let to = self.listen;
         line("");
@@ -246,7 +247,11 @@ impl Story {
         line(format_args!("  sqlite3 {} 'select * from idempotency_keys'", self.store.display()));
         line("");
         line("Ctrl-C ends it and removes its files.");
-        tokio::signal::ctrl_c().await.context("cannot wait for Ctrl-C")
+        let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+        tokio::select! {
+            interrupted = tokio::signal::ctrl_c() => interrupted.context("cannot wait for Ctrl-C"),
+            _ = terminate.recv() => Ok(()),
+        }
     }
 
     pub(crate) async fn end(&mut self) -> Result<()> {

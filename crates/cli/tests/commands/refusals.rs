@@ -75,6 +75,12 @@ async fn a_wrong_command_line_is_exit_code_2() {
     fixture.keys(&["show", &"k".repeat(256)]).failed(2, &["256 bytes long, the limit is 255"]);
     fixture.keys(&["list", "--older-than", "soon"]).failed(2, &["--older-than"]);
     resolve(&["--retention", "100000y"]).failed(2, &["ten years"]);
+    fixture
+        .keys(&["resolve", "k1", "--status", "204", "--body", "x", "--reason", "r"])
+        .failed(2, &["status 204 has no body"]);
+    for short in ["0", "59s"] {
+        resolve(&["--retention", short]).failed(2, &["at least 1m", "runs again"]);
+    }
     fixture.keys(&["list", "--limit", "0"]).failed(2, &["--limit"]);
     resolve(&["--header", "nocolon"]).failed(2, &["Name: value"]);
     resolve(&["--header", "a b: c"]).failed(2, &["not a header name"]);
@@ -87,6 +93,11 @@ async fn a_wrong_command_line_is_exit_code_2() {
     let secret = run(&["keys", "list", "--store", "oracle://u:hunter2@h/db"]);
     secret.failed(2, &["`oracle:` is not supported by this release; supported: sqlite:FILE"]);
     assert!(!secret.stderr.contains("hunter2"), "{}", secret.stderr);
+    for slip in ["redis//u:hunter2@h", "POSTGRES://u:hunter2@h/db", ""] {
+        let refused = run(&["keys", "list", "--store", slip]);
+        refused.failed(2, &["a store needs a scheme, in lower case", "sqlite:FILE"]);
+        assert!(!refused.stderr.contains("hunter2"), "{}", refused.stderr);
+    }
     run(&["nonsense"]).failed(2, &["nonsense"]);
     assert!(matches!(fixture.retry(&crate::operation("m1", "k1")).await, ClaimOutcome::Unknown { .. }));
 }

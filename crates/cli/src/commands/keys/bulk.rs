@@ -12,7 +12,7 @@ use bytes::Bytes;
 use onlyonce_core::{Key, OperationId, OperatorAction, OperatorOutcome, Reply, Scope, StoreAdmin};
 use serde::{Deserialize, Serialize};
 
-use super::resolve::{BODY_BYTES_MAX, header_pair};
+use super::resolve::{BODY_BYTES_MAX, header_pair, may_have_body};
 use super::{alone, done};
 use crate::commands::operator::one_line;
 use crate::failure::Failure;
@@ -178,6 +178,7 @@ fn decision(line: usize, text: &str) -> Result<Decision, String> {
         return Err(format!("the body is over the limit of {BODY_BYTES_MAX} bytes"));
     }
     let mut reply = Reply::new(status, body);
+    may_have_body(&reply)?;
     for (name, value) in headers {
         let (name, value) = header_pair(&name, &value)?;
         reply = reply.with_header(name, value);

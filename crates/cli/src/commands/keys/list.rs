@@ -31,7 +31,7 @@ pub(super) struct List {
     #[command(flatten)]
     whose: Whose,
     /// Only records with this key
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     key: Option<String>,
     /// Only records created at least this long ago, such as 90s, 15m or 2d
     #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -40,7 +40,7 @@ pub(super) struct List {
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     limit: u32,
     /// Only records after this one: where the last page ended
-    #[arg(long, num_args = 2, value_names = ["SCOPE", "KEY"])]
+    #[arg(long, num_args = 2, value_names = ["SCOPE", "KEY"], allow_hyphen_values = true)]
     after: Option<Vec<String>>,
     /// Print JSON: `records`, and `next` with the scope and key for --after, or null at the end
     #[arg(long)]

@@ -124,7 +124,7 @@ async fn alone(store: &dyn StoreAdmin, key: Key) -> Result<OperationId, Failure>
             let scopes: Vec<String> =
                 found.iter().take(SCOPES_SHOWN).map(|id| format!("{:?}", id.scope.as_str())).collect();
             Err(Failure::Refused(format!(
-                "several scopes have the key {:?}; add --scope with one of: {}{more}",
+                "several scopes have the key {:?}; name its scope (--scope, or \"scope\" in a line of --file), one of: {}{more}",
                 key.as_str(),
                 scopes.join(", ")
             )))
@@ -160,14 +160,16 @@ fn done(outcome: OperatorOutcome, id: &OperationId) -> Result<Box<RecordView>, F
             id.scope.as_str()
         ))),
         OperatorOutcome::LiveLease { left } => Err(Failure::Refused(format!(
-            "{key:?} is being worked on, its lease has {} left and may be renewed; wait, or add --force to fence its owner",
+            "{key:?} is being worked on, its lease has {} left and may be renewed; wait, or fence its owner: \
+             `onlyonce keys release` and `resolve` take --force",
             output::duration(left)
         ))),
         OperatorOutcome::Completed => Err(Failure::Refused(format!(
             "{key:?} has a reply already (`onlyonce keys show`); add --force to give it up"
         ))),
         OperatorOutcome::NoReply => Err(Failure::Refused(format!(
-            "{key:?} has no reply that could be forgotten; `onlyonce keys release` frees a key whose outcome is unknown"
+            "{key:?} has no reply that could be forgotten (`onlyonce keys show`); `onlyonce keys release` frees a key whose \
+             outcome is unknown, and a freed one runs again by itself"
         ))),
     }
 }

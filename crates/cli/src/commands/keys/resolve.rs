@@ -14,7 +14,7 @@ use onlyonce_http::headers::is_never_stored;
 use super::bulk::Bulk;
 use super::scope::Whose;
 use super::{Which, Why, done};
-use crate::commands::units::duration;
+use crate::commands::units::reply_retention;
 use crate::failure::Failure;
 use crate::output::{self, RecordJson};
 use crate::store_url::StoreArg;
@@ -53,8 +53,8 @@ pub(super) struct Resolve {
     /// A header of the reply; may be given several times
     #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
     headers: Vec<(HeaderName, HeaderValue)>,
-    /// How long the reply is kept
-    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration)]
+    /// How long the reply is kept, at least 1m: after it the next request with the key runs again
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = reply_retention)]
     retention: Duration,
     #[command(flatten)]
     why: Why,
@@ -78,6 +78,7 @@ impl Resolve {
             return decisions.apply(&*store, self.retention, &self.why.action(), self.json).await;
         };
         let mut reply = Reply::new(status, body(text)?);
+        may_have_body(&reply).map_err(|why| Failure::Usage(format!("--body: {why}")))?;
         for (name, value) in self.headers {
             reply = reply.with_header(name, value);
         }
@@ -112,6 +113,16 @@ fn body(text: &str) -> Result<Bytes, Failure> {
         return Err(Failure::Usage(format!("--body: {path:?} is over the limit of {BODY_BYTES_MAX} bytes")));
     }
     Ok(bytes.into())
+}
+
+/// No reply with one of these statuses has content (RFC 9110 §15.3.5, §15.3.6, §15.4.5): no client would get it.
+pub(super) fn may_have_body(reply: &Reply) -> Result<(), String> {
+    match reply.status() {
+        status @ (204 | 205 | 304) if !reply.body().is_empty() => {
+            Err(format!("a reply with status {status} has no body; give an empty one"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
