@@ -201,9 +201,9 @@ async fn purge_removes_what_is_over_and_nothing_else() {
             .await;
     }
     assert_eq!(fixture.keys(&["purge", "--json"]).json(), json!({"removed": 3}));
-    // No terminal, no drawing.
     // Outcomes that nobody has decided are not forgotten by a slip.
     fixture.keys(&["purge", "--hold-retention", "0s"]).failed(2, &["keys list --state unknown", "--force"]);
+    // No terminal, no drawing.
     let again = fixture.keys(&["purge", "--hold-retention", "0s", "--force"]).ok();
     assert_eq!(again.stdout, "removed 1\n");
     let left = fixture.keys(&["list", "--json"]).json();
