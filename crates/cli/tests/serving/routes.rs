@@ -72,10 +72,11 @@ async fn grpc_passes_and_the_banner_says_so() {
     let upstream = numbered(Duration::ZERO).await;
     let folder = tempfile::tempdir().unwrap();
     let gateway = gateway(&upstream, folder.path(), &[]).await;
-    assert!(gateway.process.stderr().contains("passes    application/grpc, unguarded"));
-    for client in [gateway.client(), Client::h2c(gateway.addr)] {
+    assert!(gateway.process.stderr().contains("passes    application/grpc over HTTP/2, unguarded"));
+    // There is no gRPC over HTTP/1.1.
+    for (client, passes) in [(gateway.client(), 400), (Client::h2c(gateway.addr), 201)] {
         for (content_type, status) in
-            [("application/grpc", 201), ("application/grpc+proto", 201), ("application/json", 400)]
+            [("application/grpc", passes), ("application/grpc+proto", passes), ("application/json", 400)]
         {
             let request = client.post("/pkg.Service/Pay").header("content-type", content_type).body("x");
             assert_eq!(request.send().await.unwrap().status, status, "{content_type}");
@@ -96,7 +97,7 @@ async fn a_route_is_explained_and_nothing_is_started() {
                 "guarded      yes; a key is required\n",
                 "because      POST is guarded by default",
                 "Authorization",
-                "but          application/grpc passes unguarded",
+                "but          application/grpc over HTTP/2 passes unguarded",
             ][..],
         ),
         (&[], "get /pay", &["guarded      no", "get is not, and no rule names it"]),

@@ -1,16 +1,18 @@
 //! Which requests are guarded: rules of method and path, and why one applies.
 //!
 //! A rule that guards catches every spelling of a path that some upstream may read as the one it names: any case of
-//! letters, percent-encoding, `.` and `..`, doubled and trailing slashes, `\`, path parameters. A rule that takes the
-//! guard off, or makes the key optional, applies only where every such reading is covered by it. So no spelling passes a
-//! guard by.
+//! letters, percent-encoding, `.` and `..`, doubled and trailing slashes, `\`, path parameters, white space, a host or the
+//! name of a script before it, a dot or a format after it. A rule that takes the guard off, or makes the key optional,
+//! applies only where every such reading is covered by it.
+//!
+//! A request that asks to be taken for another method (`X-HTTP-Method-Override` and its kin) is judged by both.
 
 mod path;
 mod pattern;
 
-use http::header::{CONTENT_TYPE, HeaderMap};
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderName};
 use http::request::Parts;
-use http::{Method, Uri};
+use http::{Method, Version};
 use onlyonce_http::Guarded;
 
 use path::Readings;
@@ -51,7 +53,7 @@ pub enum Because<'a> {
     Method,
     /// There are rules that say what is guarded, and none of them applies.
     NoRule,
-    /// It is `application/grpc`, which says how a call ended after its reply, where a status has no meaning.
+    /// It is `application/grpc` over HTTP/2, which says how a call ended after its reply, where a status has no meaning.
     Grpc,
 }
 
@@ -92,17 +94,18 @@ impl Routes {
 
     /// What applies to a request with this head.
     pub fn guarded(&self, head: &Parts) -> Guarded {
-        self.decide(&head.method, &head.uri, &head.headers).guarded
+        self.decide(head).guarded
     }
 
     /// What applies, and why.
-    pub fn decide(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Decision<'_> {
-        let best = if self.rules.is_empty() { None } else { self.best(method, uri.path()) };
+    pub fn decide(&self, head: &Parts) -> Decision<'_> {
+        let methods = Methods { said: &head.method, asked: method_overrides(&head.headers) };
+        let best = if self.rules.is_empty() { None } else { self.best(&methods, head.uri.path()) };
         let (guarded, because) = match best {
             Some(rule) => (rule.guarded, Because::Rule(&rule.pattern, rule.guarded)),
-            None if is_grpc(headers) => (Guarded::No, Because::Grpc),
+            None if is_grpc(head) => (Guarded::No, Because::Grpc),
             None if self.has_guards => (Guarded::No, Because::NoRule),
-            None if is_guarded_by_default(method) => (Guarded::Required, Because::Method),
+            None if methods.any(is_guarded_by_default) => (Guarded::Required, Because::Method),
             None => (Guarded::No, Because::Method),
         };
         let guarded = match guarded {
@@ -112,11 +115,11 @@ impl Routes {
         Decision { guarded, because }
     }
 
-    fn best(&self, method: &Method, path: &str) -> Option<&Rule> {
+    fn best(&self, methods: &Methods<'_>, path: &str) -> Option<&Rule> {
         let readings = Readings::of(path);
         let applies = |rule: &&Rule| match rule.guarded {
-            Guarded::Required => rule.pattern.catches(method, &readings),
-            Guarded::Optional | Guarded::No => rule.pattern.covers(method, &readings),
+            Guarded::Required => methods.any(|method| rule.pattern.catches(method, &readings)),
+            Guarded::Optional | Guarded::No => methods.all(|method| rule.pattern.covers(method, &readings)),
         };
         let strictness = |guarded| match guarded {
             Guarded::No => 0,
@@ -129,31 +132,69 @@ impl Routes {
 }
 
 /// Methods are case-sensitive, but many a service takes `post` for POST.
-fn is_guarded_by_default(method: &Method) -> bool {
-    ["POST", "PATCH"].iter().any(|guarded| method.as_str().eq_ignore_ascii_case(guarded))
+fn is_guarded_by_default(method: &str) -> bool {
+    ["POST", "PATCH"].iter().any(|guarded| method.eq_ignore_ascii_case(guarded))
 }
 
-fn is_grpc(headers: &HeaderMap) -> bool {
-    let Some(value) = headers.get(CONTENT_TYPE) else { return false };
+/// What an upstream may take for the method.
+struct Methods<'a> {
+    said: &'a Method,
+    asked: Vec<&'a str>,
+}
+
+impl Methods<'_> {
+    fn any(&self, holds: impl Fn(&str) -> bool) -> bool {
+        holds(self.said.as_str()) || self.asked.iter().any(|method| holds(method))
+    }
+
+    fn all(&self, holds: impl Fn(&str) -> bool) -> bool {
+        !self.any(|method| !holds(method))
+    }
+}
+
+fn method_overrides(headers: &HeaderMap) -> Vec<&str> {
+    let said = METHOD_OVERRIDES.iter().flat_map(|name| headers.get_all(name));
+    said.filter_map(|value| value.to_str().ok()).map(str::trim).filter(|method| !method.is_empty()).collect()
+}
+
+static METHOD_OVERRIDES: [HeaderName; 3] = [
+    HeaderName::from_static("x-http-method-override"),
+    HeaderName::from_static("x-http-method"),
+    HeaderName::from_static("x-method-override"),
+];
+
+/// There is no gRPC over HTTP/1.1: who says so there, or names other types beside it, wants the guard off.
+fn is_grpc(head: &Parts) -> bool {
+    let mut types = head.headers.get_all(CONTENT_TYPE).iter();
+    let (Some(value), None) = (types.next(), types.next()) else { return false };
     let essence = value.as_bytes().split(|b| *b == b';').next().unwrap_or_default().trim_ascii();
     let rest = essence.len().checked_sub(GRPC.len()).map(|_| essence.split_at(GRPC.len()));
-    rest.is_some_and(|(name, rest)| {
-        name.eq_ignore_ascii_case(GRPC) && matches!(rest.first(), None | Some(b'+'))
-    })
+    head.version == Version::HTTP_2
+        && rest.is_some_and(|(name, rest)| {
+            name.eq_ignore_ascii_case(GRPC) && matches!(rest.first(), None | Some(b'+'))
+        })
 }
 
 const GRPC: &[u8] = b"application/grpc";
 
 #[cfg(test)]
 mod tests {
+    use http::{Request, request};
+
     use super::*;
 
     fn patterns(texts: &[&str]) -> Vec<RoutePattern> {
         texts.iter().map(|text| text.parse().unwrap()).collect()
     }
 
+    fn head(method: &str, path: &str, headers: &[(&str, &str)]) -> Parts {
+        let request = Request::builder().method(method).uri(path).version(Version::HTTP_2);
+        let add = |request: request::Builder, (name, value): &(&str, &str)| request.header(*name, *value);
+        headers.iter().fold(request, add).body(()).unwrap().into_parts().0
+    }
+
     fn decide<'a>(routes: &'a Routes, method: &str, path: &str) -> Decision<'a> {
-        routes.decide(&method.parse().unwrap(), &path.parse().unwrap(), &HeaderMap::new())
+        routes.decide(&head(method, path, &[]))
     }
 
     fn guarded(routes: &Routes, method: &str, path: &str) -> Guarded {
@@ -209,7 +250,7 @@ mod tests {
     }
 
     /// Spellings that this or that upstream takes for `/v1/charges`.
-    const SPELLINGS: [&str; 16] = [
+    const SPELLINGS: [&str; 34] = [
         "/v1/charges",
         "/V1/Charges",
         "/v1/charges/",
@@ -226,6 +267,27 @@ mod tests {
         "/v1\\charges",
         "/v1/charges%3fa=b",
         "/v1/charges%00",
+        // Resolved against a base URL, the first segment is a host.
+        "//host/v1/charges",
+        "//user@host:80/v1/charges",
+        "///host/v1/charges",
+        "/\\host/v1/charges",
+        "/%5chost%5cv1/charges",
+        "/%2fhost/v1/charges",
+        "/%09/host/v1/charges",
+        // A regular expression's `$` stands before a last newline, too; file systems drop blanks and dots at the end.
+        "/v1/charges%0a",
+        "/v1/charges%20",
+        "/v1/charges%09",
+        "/v1/%20charges",
+        "/v1/charges.",
+        "/v1/charges%20.",
+        "/v1/x/..%20/charges",
+        "/v1/charge%C5%BF",
+        // The format, and the script in front.
+        "/v1/charges.json",
+        "/index.php/v1/charges",
+        "//host/APP.CGI/v1./charges.json%0a",
     ];
 
     #[test]
@@ -237,7 +299,9 @@ mod tests {
             assert_eq!(guarded(&named, "post", path), Guarded::Required, "{path}");
             assert_eq!(guarded(&below, "POST", path), Guarded::Required, "{path}");
         }
-        for path in ["/v1/charge", "/v1/charges2", "/v2/charges", "/"] {
+        for path in
+            ["/v1/charge", "/v1/charges2", "/v2/charges", "/", "/v1/charges.something", "/x/v1/charges"]
+        {
             assert_eq!(guarded(&named, "POST", path), Guarded::No, "{path}");
         }
     }
@@ -245,8 +309,13 @@ mod tests {
     #[test]
     fn no_spelling_borrows_an_exemption() {
         let routes = Routes::default().exempt(patterns(&["POST /public/*", "POST /login"]));
-        for path in ["/public/a", "/public/a%20b", "/public/a/b.c", "/public/a/", "/login"] {
+        for path in ["/public/a", "/public/a%20b", "/public/a/b.c", "/public/b.php/c", "/public/a/", "/login"]
+        {
             assert_eq!(guarded(&routes, "POST", path), Guarded::No, "{path}");
+        }
+        let script = Routes::default().exempt(patterns(&["POST /upload.php", "POST /feed.json"]));
+        for path in ["/upload.php", "/feed.json"] {
+            assert_eq!(guarded(&script, "POST", path), Guarded::No, "{path}");
         }
         for path in [
             "/public/../v1/charges",
@@ -262,6 +331,9 @@ mod tests {
             "//login",
             "/login;x",
             "/%6cogin",
+            "//public/v1/charges",
+            "/\\public/v1/charges",
+            "/public/%20",
         ] {
             assert_eq!(guarded(&routes, "POST", path), Guarded::Required, "{path}");
         }
@@ -269,25 +341,47 @@ mod tests {
     }
 
     #[test]
+    fn whoever_asks_for_another_method_is_judged_by_both() {
+        let deletes = Routes::default().guard(patterns(&["DELETE /orders/*"]));
+        let exempt = Routes::default().exempt(patterns(&["POST /orders/*"]));
+        for name in ["X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"] {
+            let asks = |method, asked| head(method, "/orders/7", &[(name, asked)]);
+            for (method, asked, expected) in [
+                ("POST", "DELETE", Guarded::Required),
+                ("POST", " delete", Guarded::Required),
+                ("DELETE", "GET", Guarded::Required),
+                ("POST", "PUT", Guarded::No),
+            ] {
+                assert_eq!(deletes.guarded(&asks(method, asked)), expected, "{name}: {asked} on {method}");
+            }
+            assert_eq!(exempt.guarded(&asks("POST", "PATCH")), Guarded::Required, "{name}");
+            assert_eq!(exempt.guarded(&asks("POST", "")), Guarded::No, "{name}");
+            assert_eq!(Routes::default().guarded(&asks("GET", "POST")), Guarded::Required, "{name}");
+        }
+    }
+
+    #[test]
     fn grpc_passes_unless_a_rule_names_it() {
-        let mut headers = HeaderMap::new();
         let routes = Routes::default();
         let named = Routes::default().guard(patterns(&["POST /pkg.Service/*"]));
-        for (content_type, grpc) in [
-            ("application/grpc", true),
-            ("Application/gRPC+proto; charset=x", true),
-            ("application/grpc-web", false),
-            ("application/grpcs", false),
-            ("application/json", false),
+        let call = |types: &[&str]| {
+            let types: Vec<_> = types.iter().map(|value| ("content-type", *value)).collect();
+            head("POST", "/pkg.Service/Pay", &types)
+        };
+        for (types, grpc) in [
+            (&["application/grpc"][..], true),
+            (&["Application/gRPC+proto; charset=x"], true),
+            (&["application/grpc-web"], false),
+            (&["application/grpcs"], false),
+            (&["application/json"], false),
+            (&["application/grpc", "application/json"], false),
         ] {
-            headers.insert(CONTENT_TYPE, content_type.parse().unwrap());
-            let decide = |routes: &Routes| {
-                let uri = "/pkg.Service/Pay".parse().unwrap();
-                routes.decide(&Method::POST, &uri, &headers).guarded
-            };
             let expected = if grpc { Guarded::No } else { Guarded::Required };
-            assert_eq!(decide(&routes), expected, "{content_type}");
-            assert_eq!(decide(&named), Guarded::Required, "{content_type}");
+            assert_eq!(routes.guarded(&call(types)), expected, "{types:?}");
+            assert_eq!(named.guarded(&call(types)), Guarded::Required, "{types:?}");
+            let mut http1 = call(types);
+            http1.version = Version::HTTP_11;
+            assert_eq!(routes.guarded(&http1), Guarded::Required, "{types:?} over HTTP/1.1");
         }
     }
 }

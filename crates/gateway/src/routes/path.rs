@@ -8,27 +8,26 @@ pub(super) type Reading = Vec<Vec<u8>>;
 
 /// Every reading of one path, the literal one first.
 #[derive(Debug)]
-pub(super) struct Readings(Vec<Reading>);
+pub(super) struct Readings {
+    readings: Vec<Reading>,
+    /// Of an upstream that takes the first part of the path for the name of a script: what comes after it. The path
+    /// of a script is one too, so that these say nothing against a rule that names the script.
+    behind_scripts: Vec<Reading>,
+}
 
 impl Readings {
     pub(super) fn of(path: &str) -> Self {
-        let mut readings = vec![segments(path.as_bytes())];
+        let mut of = Self { readings: vec![segments(path.as_bytes())], behind_scripts: Vec::new() };
         if is_plain(path) {
-            return Self(readings);
+            return of;
         }
         let mut bytes = path.as_bytes().to_vec();
         for _ in 0..=DECODINGS_MAX {
-            for slashes_alike in [false, true] {
-                let read = if slashes_alike { backslashes_as_slashes(&bytes) } else { bytes.clone() };
-                let whole: Reading =
-                    segments(&read).iter().map(|segment| without_parameters(segment)).collect();
-                let short: Reading = whole.iter().filter(|segment| !segment.is_empty()).cloned().collect();
-                let resolved = without_dots(&short);
-                for reading in [segments(&read), whole, short, resolved] {
-                    if !readings.contains(&reading) {
-                        readings.push(reading);
-                    }
-                }
+            let loosely = as_a_url_parser_reads(&bytes);
+            of.add(&bytes);
+            of.add(&loosely);
+            if let Some(rest) = without_authority(&loosely) {
+                of.add(rest);
             }
             let decoded = decoded(&bytes);
             if decoded == bytes {
@@ -36,35 +35,92 @@ impl Readings {
             }
             bytes = decoded;
         }
-        Self(readings)
+        for reading in &of.readings {
+            if let Some(script) = reading.iter().position(|segment| is_script(segment)) {
+                of.behind_scripts.push(reading[script + 1..].to_vec());
+            }
+        }
+        of
     }
 
+    /// What becomes of these bytes, the more is taken off them.
+    fn add(&mut self, bytes: &[u8]) {
+        let literal = segments(bytes);
+        let whole: Reading = literal.iter().map(|segment| bare(segment)).collect();
+        let short: Reading = whole.iter().filter(|segment| !segment.is_empty()).cloned().collect();
+        let resolved = without_dots(&short);
+        for reading in [literal, whole, short, resolved] {
+            if !self.readings.contains(&reading) {
+                self.readings.push(reading);
+            }
+        }
+    }
+
+    /// What any upstream may read.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Reading> {
-        self.0.iter()
+        self.readings.iter()
+    }
+
+    /// What else one behind a script may read.
+    pub(super) fn behind_scripts(&self) -> impl Iterator<Item = &Reading> {
+        self.behind_scripts.iter()
     }
 }
 
 /// Whether there is one reading alone.
 fn is_plain(path: &str) -> bool {
-    let odd = |byte| matches!(byte, b'%' | b'\\' | b';' | b'?' | b'#' | 0);
+    let odd = |byte: u8| matches!(byte, b'%' | b'\\' | b';' | b'?' | b'#') || byte.is_ascii_control();
     if path == "/" {
         return true;
     }
-    !path.bytes().any(odd)
-        && path.split('/').skip(1).all(|segment| !segment.is_empty() && segment != "." && segment != "..")
+    let is_plain =
+        |segment: &str| !segment.is_empty() && !segment.ends_with('.') && !is_script(segment.as_bytes());
+    !path.bytes().any(odd) && path.split('/').skip(1).all(is_plain)
+}
+
+/// The names of scripts that get what follows them in a path (CGI's `PATH_INFO`, RFC 3875 §4.1.5).
+fn is_script(segment: &[u8]) -> bool {
+    let Some(dot) = segment.iter().rposition(|b| *b == b'.') else { return false };
+    let suffix = &segment[dot + 1..];
+    [&b"php"[..], b"cgi", b"fcgi", b"pl", b"py"].iter().any(|script| suffix.eq_ignore_ascii_case(script))
 }
 
 fn segments(path: &[u8]) -> Reading {
     path.strip_prefix(b"/").unwrap_or(path).split(|b| *b == b'/').map(<[u8]>::to_vec).collect()
 }
 
-fn backslashes_as_slashes(path: &[u8]) -> Vec<u8> {
-    path.iter().map(|b| if *b == b'\\' { b'/' } else { *b }).collect()
+/// URL parsers of browsers and what is built like them take `\` for `/`, and tabs and newlines for nothing.
+fn as_a_url_parser_reads(path: &[u8]) -> Vec<u8> {
+    let read = |b: &u8| match b {
+        b'\\' => Some(b'/'),
+        b if b.is_ascii_control() => None,
+        b => Some(*b),
+    };
+    path.iter().filter_map(read).collect()
 }
 
-/// Path parameters, and what a decoded query, fragment or NUL would cut off.
-fn without_parameters(segment: &[u8]) -> Vec<u8> {
-    segment.split(|b| matches!(b, b';' | b'?' | b'#' | 0)).next().unwrap_or_default().to_vec()
+/// What is left for who resolves the path as a reference to a URL: two slashes begin a host (RFC 3986 §4.2), and some let
+/// any number of them do so.
+fn without_authority(path: &[u8]) -> Option<&[u8]> {
+    let rest = path.strip_prefix(b"//")?;
+    let rest = rest.split_at(rest.iter().take_while(|b| **b == b'/').count()).1;
+    Some(rest.split_at(rest.iter().position(|b| *b == b'/').unwrap_or(rest.len())).1)
+}
+
+/// Without path parameters, what a decoded query, fragment or NUL would cut off, white space at its ends and dots after
+/// it, which file systems drop; a `$` of many a regular expression stands before a last newline too.
+fn bare(segment: &[u8]) -> Vec<u8> {
+    let segment = segment.split(|b| matches!(b, b';' | b'?' | b'#' | 0)).next().unwrap_or_default();
+    let white = |b: &u8| *b == b' ' || b.is_ascii_control();
+    let start = segment.iter().take_while(|b| white(b)).count();
+    let white_at_end = |text: &[u8]| text.iter().rev().take_while(|b| white(b)).count();
+    let segment = &segment[start..];
+    let segment = &segment[..segment.len() - white_at_end(segment)];
+    if segment.iter().all(|b| *b == b'.') {
+        return segment.to_vec();
+    }
+    let end = segment.iter().rposition(|b| *b != b'.' && !white(b)).map_or(0, |last| last + 1);
+    segment[..end].to_vec()
 }
 
 fn without_dots(segments: &Reading) -> Reading {
@@ -123,11 +179,15 @@ mod tests {
         assert_eq!(shown("/a/../b;c"), ["a|..|b;c", "a|..|b", "b"]);
         assert!(shown("/%2e%2e%2fb").contains(&"b".to_owned()));
         assert_eq!(shown("/100%"), ["100%"]);
+        assert_eq!(shown("//host/b"), ["|host|b", "host|b", "b"]);
+        assert_eq!(shown("/a%0a"), ["a%0a", "a\n", "a"]);
     }
 
     #[test]
     fn the_number_of_readings_is_bounded() {
         let path = format!("/{}", "%25".repeat(100) + "2e/..\\;//");
-        assert!(Readings::of(&path).iter().count() <= 1 + (DECODINGS_MAX + 1) * 8);
+        let readings = Readings::of(&path);
+        assert!(readings.iter().count() <= 1 + (DECODINGS_MAX + 1) * 12);
+        assert!(readings.behind_scripts().count() <= readings.iter().count());
     }
 }

@@ -7,7 +7,8 @@ use http::Method;
 
 use super::path::{Reading, Readings};
 
-/// A method, or several, and a path: `POST /v1/charges/*`, `PUT,PATCH /orders`, `* /v1/*`, `/v1/charges` (any method).
+/// A method, or several, and a path: `POST /v1/charges/*`, `PUT,PATCH /orders`, `* /v1/*`, `/v1/charges` (any method),
+/// `POST *` (any path).
 ///
 /// In the path `*` stands for any characters but a slash; at the end, after a slash, for everything below, at any depth.
 /// The query plays no part.
@@ -63,6 +64,15 @@ impl FromStr for RoutePattern {
                 "write the path plainly, without %, \\, ; and dot segments: other spellings of it are known",
             ));
         }
+        if path.contains("**") {
+            return Err(refuse("one * is enough: at the end, after a slash, it stands for everything below"));
+        }
+        let is_parameter = |segment: &str| segment.starts_with(':') && segment.len() > 1;
+        if path.contains(['{', '}', '<', '>', '[', ']', '|', '^', '"', '`'])
+            || path_text.split('/').any(is_parameter)
+        {
+            return Err(refuse("write * for what may differ: there are no parameters, sets or expressions"));
+        }
         let mut segments: Vec<String> = path_text.split('/').map(str::to_owned).collect();
         let and_below = segments.last().is_some_and(|last| last == "*");
         if and_below {
@@ -88,15 +98,26 @@ fn read_method(text: &str) -> Option<String> {
 
 impl RoutePattern {
     /// Whether some reading of the request is named by the pattern: for a rule that guards.
-    pub(super) fn catches(&self, method: &Method, readings: &Readings) -> bool {
-        let method = method.as_str();
+    pub(super) fn catches(&self, method: &str, readings: &Readings) -> bool {
         (self.methods.is_empty() || self.methods.iter().any(|named| named.eq_ignore_ascii_case(method)))
-            && readings.iter().any(|reading| self.names(reading, Case::Any))
+            && readings.iter().chain(readings.behind_scripts()).any(|reading| self.may_name(reading))
+    }
+
+    /// Whether an upstream may take the reading for what is named: `.json` at the end is the format to many a framework.
+    fn may_name(&self, reading: &Reading) -> bool {
+        if self.names(reading, Case::Any) {
+            return true;
+        }
+        let without_slash = reading.strip_suffix(&[Vec::new()][..]).unwrap_or(reading);
+        let Some((last, rest)) = without_slash.split_last() else { return false };
+        let Some(stem) = without_format(last) else { return false };
+        let reading: Reading = rest.iter().cloned().chain([stem.to_vec()]).collect();
+        self.names(&reading, Case::Any)
     }
 
     /// Whether every reading of the request is: for a rule that takes something off.
-    pub(super) fn covers(&self, method: &Method, readings: &Readings) -> bool {
-        (self.methods.is_empty() || self.methods.iter().any(|named| named == method.as_str()))
+    pub(super) fn covers(&self, method: &str, readings: &Readings) -> bool {
+        (self.methods.is_empty() || self.methods.iter().any(|named| named == method))
             && readings.iter().all(|reading| self.names(reading, Case::Exact))
     }
 
@@ -129,6 +150,18 @@ impl RoutePattern {
     }
 }
 
+fn without_format(segment: &[u8]) -> Option<&[u8]> {
+    let dot = segment.iter().rposition(|b| *b == b'.')?;
+    let format = &segment[dot + 1..];
+    if format.len() > FORMAT_LEN_MAX || !format.iter().all(u8::is_ascii_alphanumeric) {
+        return None;
+    }
+    Some(&segment[..dot]).filter(|stem| !stem.is_empty())
+}
+
+/// `msgpack`, and one more.
+const FORMAT_LEN_MAX: usize = 8;
+
 #[derive(Clone, Copy)]
 enum Case {
     Any,
@@ -137,6 +170,19 @@ enum Case {
 
 /// Whether a segment is named by one with `*` in it. Linear but for the pattern's own stars.
 fn matches(pattern: &[u8], segment: &[u8], case: Case) -> bool {
+    if matches!(case, Case::Any) && !(pattern.is_ascii() && segment.is_ascii()) {
+        let folded = |text: &[u8]| folded(&String::from_utf8_lossy(text)).into_bytes();
+        return matches_alike(&folded(pattern), &folded(segment), Case::Exact);
+    }
+    matches_alike(pattern, segment, case)
+}
+
+/// Letters of any alphabet whose cases are one: `ſ` is a `S`, the sign of kelvin a `k`.
+fn folded(text: &str) -> String {
+    text.chars().flat_map(char::to_uppercase).flat_map(char::to_lowercase).collect()
+}
+
+fn matches_alike(pattern: &[u8], segment: &[u8], case: Case) -> bool {
     let same = |a: &[u8], b: &[u8]| match case {
         Case::Any => a.eq_ignore_ascii_case(b),
         Case::Exact => a == b,
@@ -176,7 +222,7 @@ mod tests {
 
     fn names(pattern: &str, method: &str, path: &str) -> bool {
         let pattern: RoutePattern = pattern.parse().unwrap();
-        pattern.covers(&method.parse().unwrap(), &Readings::of(path))
+        pattern.covers(method, &Readings::of(path))
     }
 
     #[test]
@@ -195,7 +241,9 @@ mod tests {
             ("POST /v1/*/refund", "POST", "/v1/1/2/refund", false),
             ("POST /v1/a*b*/x", "POST", "/v1/aXbY/x", true),
             ("POST /v1/a*b*/x", "POST", "/v1/aXY/x", false),
-            ("POST /a**b", "POST", "/ab", true),
+            ("POST /a*b", "POST", "/ab", true),
+            ("POST /v1/charges:batch", "POST", "/v1/charges:batch", true),
+            ("POST /Orders(5)/$batch", "POST", "/Orders(5)/$batch", true),
             ("POST *", "POST", "/anything/at/all", true),
             ("POST /*", "POST", "/", true),
             ("POST /", "POST", "/", true),
@@ -220,6 +268,13 @@ mod tests {
             ("POST /a%20b", "plainly"),
             ("POST /a/../b", "plainly"),
             ("POST //a", "empty segment"),
+            ("POST /a/**", "one * is enough"),
+            ("POST /a**b", "one * is enough"),
+            ("POST /a/{id}", "write * for what may differ"),
+            ("POST /a/:id/b", "write * for what may differ"),
+            ("POST /a/<id>", "write * for what may differ"),
+            ("POST /a/[0-9]", "write * for what may differ"),
+            ("POST /(a|b)", "write * for what may differ"),
         ] {
             let error = given.parse::<RoutePattern>().unwrap_err().to_string();
             assert!(error.contains(reason) && error.contains("POST /v1/charges/*"), "{given}: {error}");

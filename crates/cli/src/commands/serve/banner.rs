@@ -29,7 +29,9 @@ pub(super) fn print(
         }
     }
     if !serve.guard.unguarded {
-        eprintln!("  passes    application/grpc, unguarded: its calls say how they ended after the reply");
+        eprintln!(
+            "  passes    application/grpc over HTTP/2, unguarded unless --guard names it: its calls say how they ended after the reply"
+        );
     }
     eprintln!("  policy    {}", policy_line(serve, policy));
     for hazard in hazards(serve, store).into_iter().chain(found.into_iter().flatten()) {

@@ -2,7 +2,7 @@
 
 use std::io::{Write, stdout};
 
-use http::{HeaderMap, Method, Uri};
+use http::{Method, Request, Uri};
 use onlyonce_core::OnLeaseEnd;
 use onlyonce_gateway::routes::Because;
 use onlyonce_http::Guarded;
@@ -13,7 +13,9 @@ use crate::failure::Failure;
 pub(super) fn print(serve: &Serve, route: &str) -> Result<(), Failure> {
     let (method, target) = read(route)?;
     let routes = serve.guard.routes();
-    let decision = routes.decide(&method, &target, &HeaderMap::new());
+    let (mut head, ()) = Request::new(()).into_parts();
+    (head.method, head.uri) = (method.clone(), target.clone());
+    let decision = routes.decide(&head);
     let guarded = if serve.guard.unguarded { Guarded::No } else { decision.guarded };
     let mut out = stdout().lock();
     let mut line = |name: &str, value: &str| writeln!(out, "{name:<12} {value}");
@@ -52,7 +54,7 @@ pub(super) fn print(serve: &Serve, route: &str) -> Result<(), Failure> {
         },
     )?;
     if !matches!(decision.because, Because::Rule(..)) {
-        line("but", "application/grpc passes unguarded")?;
+        line("but", "application/grpc over HTTP/2 passes unguarded")?;
     }
     Ok(())
 }
@@ -87,7 +89,7 @@ fn because(serve: &Serve, because: Because<'_>, method: &Method) -> String {
             _ => format!("POST and PATCH are guarded by default, {method} is not, and no rule names it"),
         },
         Because::NoRule => "there are --guard rules, and none names it".into(),
-        Because::Grpc => "application/grpc".into(),
+        Because::Grpc => "application/grpc over HTTP/2".into(),
     }
 }
 
