@@ -23,7 +23,7 @@ use crate::exchange::Phase;
 use crate::forward;
 use crate::options::GatewayOptions;
 use crate::problem;
-use crate::server::Peer;
+use crate::server::{OpenStream, Peer};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -69,6 +69,7 @@ where
         let (head, body) = request.into_parts();
         let peer = self.peer.clone();
         let body = ClientBody::new(&head, body, peer.clone());
+        let stream = (head.version == Version::HTTP_2).then(|| peer.open_stream());
         let open = peer.counters().request(self.limits.requests_max).filter(|_| !self.crowded);
         let admitted = match &open {
             None => Err(Problem::new(Code::Overloaded).retry_after(Duration::from_secs(1))),
@@ -76,11 +77,11 @@ where
         };
         if let Err(problem) = admitted {
             peer.counters().problem(problem.code());
-            return Admitted::Refused { problem: Some(problem), limits: self.limits.clone(), peer };
+            return Admitted::Refused { problem: Some(problem), limits: self.limits.clone(), peer, stream };
         }
         let mut request = Request::from_parts(head, body);
         request.extensions_mut().insert(self.peer.clone());
-        Admitted::Served { future: hyper::service::Service::call(&self.service, request), peer, open }
+        Admitted::Served { future: hyper::service::Service::call(&self.service, request), peer, open, stream }
     }
 }
 
@@ -88,8 +89,8 @@ impl Limits {
     pub(crate) fn new(options: &GatewayOptions) -> Self {
         Self {
             requests_max: options.max_requests,
-            head_bytes_max: options.max_header_bytes,
-            headers_max: options.max_headers,
+            head_bytes_max: options.header_bytes_max(),
+            headers_max: options.headers_max(),
             docs: options.docs_url.clone(),
         }
     }
@@ -112,8 +113,8 @@ impl Limits {
 pin_project! {
     #[project = AdmittedProjected]
     pub(crate) enum Admitted<F> {
-        Served { #[pin] future: F, peer: Peer, open: Option<OpenRequest> },
-        Refused { problem: Option<Problem>, limits: Arc<Limits>, peer: Peer },
+        Served { #[pin] future: F, peer: Peer, open: Option<OpenRequest>, stream: Option<OpenStream> },
+        Refused { problem: Option<Problem>, limits: Arc<Limits>, peer: Peer, stream: Option<OpenStream> },
     }
 }
 
@@ -125,19 +126,26 @@ where
     type Output = Result<Response<Told<Either<B, Full<Bytes>>>>, Infallible>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let (response, peer, open) = match self.project() {
-            AdmittedProjected::Served { future, peer, open } => match ready!(future.poll(cx)) {
-                Ok(response) => (response.map(Either::Left), peer, open.take()),
+        let (response, peer, open, stream) = match self.project() {
+            AdmittedProjected::Served { future, peer, open, stream } => match ready!(future.poll(cx)) {
+                Ok(response) => (response.map(Either::Left), peer, open.take(), stream.take()),
                 Err(never) => match never {},
             },
-            AdmittedProjected::Refused { problem, limits, peer } => {
+            AdmittedProjected::Refused { problem, limits, peer, stream } => {
                 let problem = problem.take().expect("a future is not polled after its end");
                 let refusal = problem::closing(problem, limits.docs.as_ref());
-                (refusal.map(|body| Either::Right(Full::new(body))), peer, None)
+                (refusal.map(|body| Either::Right(Full::new(body))), peer, None, stream.take())
             }
         };
         peer.exchange().enter(Phase::Answering);
-        Poll::Ready(Ok(response.map(|inner| Told { inner, peer: peer.clone(), failed: None, _open: open })))
+        let peer = peer.clone();
+        Poll::Ready(Ok(response.map(|inner| Told {
+            inner,
+            peer,
+            failed: None,
+            _open: open,
+            _stream: stream,
+        })))
     }
 }
 
@@ -149,6 +157,7 @@ pin_project! {
         peer: Peer,
         failed: Option<BoxError>,
         _open: Option<OpenRequest>,
+        _stream: Option<OpenStream>,
     }
 
     impl<B> PinnedDrop for Told<B> {

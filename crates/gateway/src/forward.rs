@@ -232,6 +232,9 @@ fn target(head: &mut request::Parts, host: Option<HeaderValue>, options: &Gatewa
         HeaderValue::from_str(options.upstream.authority().as_str()).expect("an authority is a header value")
     };
     let host = if options.rewrite_host { own() } else { host.unwrap_or_else(own) };
+    // A URL without a path asks for the root (RFC 9110 §4.2.3), whatever follows its host.
+    let path = head.uri.path_and_query().filter(|path| path.as_str() != "/").cloned();
+    let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
     if options.upstream.is_http2() {
         head.headers.remove(HOST);
         let authority =
@@ -239,14 +242,13 @@ fn target(head: &mut request::Parts, host: Option<HeaderValue>, options: &Gatewa
         let mut uri = std::mem::take(&mut head.uri).into_parts();
         uri.scheme = Some(if options.upstream.is_tls() { Scheme::HTTPS } else { Scheme::HTTP });
         uri.authority = Some(authority);
-        uri.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/"));
+        uri.path_and_query = Some(path);
         head.uri = Uri::from_parts(uri).expect("scheme, authority and path make a URI");
         return;
     }
     head.headers.insert(HOST, host);
     if head.uri.authority().is_some() {
-        let path = head.uri.path_and_query().cloned();
-        head.uri = Uri::from(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
+        head.uri = Uri::from(path);
     }
 }
 

@@ -41,18 +41,20 @@ pub struct GatewayOptions {
     /// set anew, since a client may have made them up. To `X-Forwarded-For` the peer is appended; where there are trusted
     /// proxies, what anybody else says there is dropped. None.
     pub trusted_proxies: TrustedProxies,
-    /// How long a connection may be silent before a request, its first or its next; then it is closed. 75 s: longer
-    /// than the 60 s for which common load balancers keep idle connections.
+    /// How long a connection may be silent before a request, its first or its next, or over HTTP/2 be without one; then it
+    /// is closed. 75 s: longer than the 60 s for which common load balancers keep idle connections.
     pub client_idle_timeout: Duration,
-    /// How long a request head may take from its first byte to its end; then 408 `head-timeout`. 30 s.
+    /// How long a request head may take from its first byte to its end; then 408 `head-timeout`. 30 s. Over HTTP/2
+    /// `client_idle_timeout` holds for it.
     pub header_timeout: Duration,
     /// How long a request body may pause, or bring less than 1 KiB, on its way to the upstream; then 408
     /// `body-timeout`. 60 s. That of a guarded request, which is read before anything runs, is timed as a whole, by the
     /// layer.
     pub body_timeout: Duration,
-    /// The longest request head, in bytes; then 431. 64 KiB; at least 8 KiB.
+    /// The longest head, in bytes: of a request, then 431; of the upstream's answer, then it is invalid. 64 KiB; at least
+    /// 8 KiB and at most 16 MiB, in whose place others are taken.
     pub max_header_bytes: usize,
-    /// The most header lines of a request; then 431. 100.
+    /// The most lines of a head, in the same way. 100; at most 4096.
     pub max_headers: usize,
     /// Connections served at once; past it they are answered 503 `overloaded` and closed, 256 at a time, while more wait in
     /// the listen queue of the system. 10 000.
@@ -100,6 +102,15 @@ impl GatewayOptions {
         }
     }
 
+    /// Up to the lines that the HTTP implementation makes room for with each request, whether they come or not.
+    pub(crate) fn headers_max(&self) -> usize {
+        self.max_headers.min(HEADERS_MAX)
+    }
+
+    pub(crate) fn header_bytes_max(&self) -> usize {
+        self.max_header_bytes.clamp(HEADER_BYTES_MIN, HEADER_BYTES_MAX)
+    }
+
     /// How long a guarded operation may take before its client is told that the outcome is unknown: what connecting and
     /// the upstream may take, and a second, so that it is the proxy that gives up first and says why; past it a reply
     /// whose body trickles in.
@@ -109,6 +120,15 @@ impl GatewayOptions {
         self.upstream_timeout.saturating_add(connecting).saturating_add(Duration::from_secs(1))
     }
 }
+
+/// The most lines of a head that may be allowed.
+pub const HEADERS_MAX: usize = 4096;
+
+/// The shortest bound of a head, in bytes: hyper's own lower one.
+pub const HEADER_BYTES_MIN: usize = 8 << 10;
+
+/// The longest, in bytes.
+pub const HEADER_BYTES_MAX: usize = 16 << 20;
 
 /// The upstream: `http://HOST[:PORT]`, `https://` with TLS, `h2c://` for HTTP/2 with prior knowledge, `h2://` for HTTP/2 in
 /// TLS.

@@ -20,8 +20,15 @@ use tokio::time::Instant;
 use crate::body::OutgoingBody;
 use crate::stream::UpstreamStream;
 
-/// The longest response head, and the most that is read ahead of a slow client, in bytes.
-const BUFFER_BYTES_MAX: usize = 64 * 1024;
+/// The lines of a response head for which hyper has room without asking for any.
+const HEADERS_DEFAULT: usize = 100;
+
+/// What the head of a response is held to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeadLimits {
+    pub(crate) bytes: usize,
+    pub(crate) lines: usize,
+}
 
 /// A connection that is driven by whoever holds it.
 pub(crate) struct Idle<B: Body + 'static> {
@@ -38,10 +45,14 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    pub(crate) async fn new(stream: UpstreamStream) -> io::Result<Self> {
+    pub(crate) async fn new(stream: UpstreamStream, heads: HeadLimits) -> io::Result<Self> {
         let socket = stream.socket()?;
         let mut builder = http1::Builder::new();
-        builder.max_buf_size(BUFFER_BYTES_MAX);
+        // The longest head, and the most that is read ahead of a slow client.
+        builder.max_buf_size(heads.bytes);
+        if heads.lines != HEADERS_DEFAULT {
+            builder.max_headers(heads.lines);
+        }
         // RFC 9112 §5: a gateway mends both on the way.
         builder.allow_obsolete_multiline_headers_in_responses(true);
         builder.allow_spaces_after_header_name_in_responses(true);

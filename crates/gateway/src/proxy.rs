@@ -194,13 +194,16 @@ where
             Failure::Broken => (Problem::new(Code::UpstreamFailed).retryable(repeatable), unknown),
             Failure::Timeout => (Problem::new(Code::UpstreamTimeout).retryable(repeatable), unknown),
             // A part of the body is at the upstream, which may or may not have made something of it.
+            Failure::ClientMalformed => (in_part(Code::RequestMalformed, false), unknown),
             Failure::ClientCutShort => (in_part(Code::BodyIncomplete, repeatable), unknown),
             Failure::ClientTimeout => (in_part(Code::BodyTimeout, repeatable), unknown),
         };
         self.options.counters.problem(problem.code());
         // What still comes of the body is not a request.
         let response = match failure {
-            Failure::ClientCutShort | Failure::ClientTimeout => problem::closing(problem, docs),
+            Failure::ClientMalformed | Failure::ClientCutShort | Failure::ClientTimeout => {
+                problem::closing(problem, docs)
+            }
             _ => problem.into_response(docs),
         };
         let mut response = response.map(UpstreamBody::problem);

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,6 +14,7 @@ use http::{HeaderValue, Request, Response};
 use http_body::Body;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -51,6 +52,9 @@ struct PeerState {
     counters: Counters,
     exchange: Exchange,
     tunnelled: AtomicBool,
+    streams: AtomicUsize,
+    /// Since when no stream is open, where none is.
+    quiet_since: Mutex<Instant>,
     // A tunnel outlives its connection's task and keeps its place.
     _place: OwnedSemaphorePermit,
     _open: OpenConnection,
@@ -98,6 +102,27 @@ impl Peer {
         &self.0.exchange
     }
 
+    /// One more stream of its HTTP/2 connection, from the head to the last byte of the answer.
+    pub(crate) fn open_stream(&self) -> OpenStream {
+        self.0.streams.fetch_add(1, Ordering::Relaxed);
+        OpenStream(self.clone())
+    }
+
+    /// Until no stream has been open for so long. Frames without one, such as PING, are no request.
+    async fn quiet_for(&self, time: Duration) {
+        loop {
+            let now = Instant::now();
+            let since = match self.0.streams.load(Ordering::Relaxed) {
+                0 => *self.0.quiet_since.lock(),
+                _ => now,
+            };
+            if now >= since + time {
+                return;
+            }
+            tokio::time::sleep_until(since + time).await;
+        }
+    }
+
     /// Runs its connection's tunnel, which has the socket from now on.
     pub(crate) fn tunnel(&self, task: impl Future<Output = ()> + Send + 'static) {
         // Over HTTP/2 it is one stream of many, and the socket goes on as it was.
@@ -105,7 +130,11 @@ impl Peer {
             self.0.tunnelled.store(true, Ordering::Relaxed);
             self.0.exchange.enter(Phase::Opaque);
         }
-        self.spawn(task);
+        let stream = self.open_stream();
+        self.spawn(async move {
+            task.await;
+            drop(stream);
+        });
     }
 
     /// Runs something of its connection's: the server waits for it at its shutdown and then cuts it.
@@ -117,6 +146,17 @@ impl Peer {
                 () = peer.0.running.cut.cancelled() => {}
             }
         });
+    }
+}
+
+/// Counts as a stream until it is dropped.
+#[derive(Debug)]
+pub(crate) struct OpenStream(Peer);
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        *self.0.0.quiet_since.lock() = Instant::now();
+        self.0.0.streams.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -147,7 +187,7 @@ where
 {
     let running =
         Running { tasks: TaskTracker::new(), stop: CancellationToken::new(), cut: CancellationToken::new() };
-    let places = Arc::new(Semaphore::new(options.max_connections));
+    let places = Arc::new(Semaphore::new(options.max_connections.min(Semaphore::MAX_PERMITS)));
     let protocols = Arc::new(Protocols::new(options));
     let limits = Arc::new(Limits::new(options));
     // Each connection is accepted with one of these in hand, so that there is always an answer for it.
@@ -186,6 +226,8 @@ where
             exchange: Exchange::default(),
             counters: options.counters.clone(),
             tunnelled: AtomicBool::new(false),
+            streams: AtomicUsize::new(0),
+            quiet_since: Mutex::new(Instant::now()),
             _place: place,
             _open: options.counters.connection(),
         }));
@@ -225,16 +267,16 @@ impl Protocols {
             // The socket times heads, and sees when a client ends its side.
             .header_read_timeout(None)
             .half_close(true)
-            .max_headers(options.max_headers)
-            .max_header_size(options.max_header_bytes)
-            .max_buf_size(options.max_header_bytes.max(MIN_BUFFER_BYTES))
+            .max_headers(options.headers_max())
+            .max_header_size(options.header_bytes_max())
+            .max_buf_size(options.header_bytes_max())
             // With it, hyper closes without having written its answer when unread input is left.
             .pipeline_flush(false);
         let mut http2 = http2::Builder::new(TokioExecutor::new());
         http2
             .timer(TokioTimer::new())
             // Past this the implementation answers by itself, with a bare status; up to it we do.
-            .max_header_list_size(u32::try_from(2 * options.max_header_bytes).unwrap_or(u32::MAX))
+            .max_header_list_size(u32::try_from(2 * options.header_bytes_max()).unwrap_or(u32::MAX))
             .max_concurrent_streams(options.max_streams)
             // What a client may send before anybody has read it; of a body that is refused nobody does.
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
@@ -272,7 +314,7 @@ impl Protocols {
         if matches!(protocol, Protocol::Http2) {
             peer.exchange().enter(Phase::Opaque);
         }
-        let io = TokioIo::new(ClientSocket::new(stream, peer, self.socket.clone(), since));
+        let io = TokioIo::new(ClientSocket::new(stream, peer.clone(), self.socket.clone(), since));
         let ended = match protocol {
             Protocol::Http1 => {
                 let mut connection = pin!(self.http1.serve_connection(io, service).with_upgrades());
@@ -293,6 +335,19 @@ impl Protocols {
                     () = stop.cancelled() => {
                         connection.as_mut().graceful_shutdown();
                         tokio::select! { ended = connection => ended, () = cut.cancelled() => Ok(()) }
+                    }
+                    () = peer.quiet_for(self.idle_timeout) => {
+                        connection.as_mut().graceful_shutdown();
+                        // A request that was on its way still gets its answer.
+                        let closing = async {
+                            tokio::time::sleep(CLOSING_TIME_MAX).await;
+                            peer.quiet_for(CLOSING_TIME_MAX).await;
+                        };
+                        tokio::select! {
+                            ended = connection => ended,
+                            () = closing => Ok(()),
+                            () = cut.cancelled() => Ok(()),
+                        }
                     }
                 }
             }
@@ -336,8 +391,8 @@ const REFUSALS_MAX: usize = 256;
 /// How long one of them may take to send its request and to read why it is refused.
 const REFUSAL_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// hyper's own lower bound.
-const MIN_BUFFER_BYTES: usize = 8 * 1024;
+/// How long the client of an idle HTTP/2 connection may take to see that it is closed.
+const CLOSING_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// A body of HTTP/2 may be ahead of who reads it by this much.
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;

@@ -13,6 +13,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use onlyonce_engine::{Context, NotOwner};
+use onlyonce_http::is_malformed;
 use onlyonce_tls::InvalidTls;
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
@@ -21,7 +22,7 @@ use tracing::warn;
 
 use crate::body::{OutgoingBody, Progress, UpstreamBody};
 use crate::options::{GatewayOptions, UpstreamUrl};
-use crate::pool::{Idle, Pool, exchange};
+use crate::pool::{HeadLimits, Idle, Pool, exchange};
 use crate::stream::UpstreamStream;
 use crate::tls::Connector;
 
@@ -39,6 +40,8 @@ pub(crate) enum Failure {
     Broken,
     /// Sent, and no answer in time.
     Timeout,
+    /// The client's body is not what its framing says.
+    ClientMalformed,
     /// The client broke off in the middle of its body.
     ClientCutShort,
     /// The client stopped in the middle of its body.
@@ -57,6 +60,7 @@ pub(crate) struct Upstream<B: Body + 'static> {
     connect_timeout: Duration,
     answer_timeout: Duration,
     body_timeout: Duration,
+    heads: HeadLimits,
     pool: Arc<Pool<B>>,
     /// Held while connecting, so that a burst opens one connection.
     shared: Mutex<Option<Shared<B>>>,
@@ -91,6 +95,7 @@ where
             connect_timeout: options.connect_timeout,
             answer_timeout: options.upstream_timeout,
             body_timeout: options.body_timeout,
+            heads: HeadLimits { bytes: options.header_bytes_max(), lines: options.headers_max() },
             pool: Pool::new(options.pool_idle.max(options.pool_idle_guarded), options.pool_idle_max),
             shared: Mutex::new(None),
         }
@@ -138,6 +143,11 @@ where
             sent = self.in_time(progress, exchange(&mut connection, request)).await?;
         }
         let mut response = sent.map_err(|error| self.failure(error, progress))?;
+        // hyper's buffer holds more at times.
+        if head_bytes(&response) > self.heads.bytes {
+            self.warn_of_long_head();
+            return Err(Failure::Broken);
+        }
         if progress.is_some_and(|progress| !progress.has_ended()) {
             response.extensions_mut().insert(Early);
         }
@@ -199,7 +209,7 @@ where
 
     async fn connect_owned(&self) -> Result<Box<Idle<B>>, Failure> {
         let stream = self.connect().await?;
-        match Idle::new(stream).await {
+        match Idle::new(stream, self.heads).await {
             Ok(connection) => Ok(Box::new(connection)),
             Err(error) => Err(self.unreachable(&error)),
         }
@@ -216,6 +226,7 @@ where
         let mut builder = http2::Builder::new(TokioExecutor::new());
         // Finds out that a silent upstream is gone.
         builder.timer(TokioTimer::new()).keep_alive_interval(Duration::from_secs(20)).adaptive_window(true);
+        builder.max_header_list_size(u32::try_from(self.heads.bytes).unwrap_or(u32::MAX));
         let handshake = tokio::time::timeout(self.connect_timeout, builder.handshake(TokioIo::new(stream)));
         let (sender, connection) = match handshake.await {
             Ok(Ok(made)) => made,
@@ -302,11 +313,26 @@ where
             return self.unreachable(&error);
         }
         if progress.is_some_and(Progress::client_failed) {
-            return Failure::ClientCutShort;
+            return if is_malformed(&error) { Failure::ClientMalformed } else { Failure::ClientCutShort };
         }
-        warn!(upstream = %self.url, error = &error as &dyn std::error::Error, "the upstream broke off");
+        if error.is_parse_too_large() {
+            self.warn_of_long_head();
+        } else {
+            warn!(upstream = %self.url, error = &error as &dyn std::error::Error, "the upstream broke off");
+        }
         Failure::Broken
     }
+
+    fn warn_of_long_head(&self) {
+        let HeadLimits { bytes, lines } = self.heads;
+        warn!(upstream = %self.url, bytes, lines, "the head of the upstream's answer is longer than --max-header-bytes, or has more lines than --max-headers");
+    }
+}
+
+/// As it came over HTTP/1.1, but for the first line.
+fn head_bytes<B>(response: &Response<B>) -> usize {
+    let lines = response.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
+    lines.sum()
 }
 
 /// Nothing is sent on a lease that may be over before it arrives.

@@ -5,9 +5,11 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Gateway, QUIET};
+use onlyonce_core::MemoryStore;
 use testkit::{RawConnection, RawUpstream, send_raw};
 
 const SMUGGLED: &str = "GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n";
@@ -113,9 +115,35 @@ async fn bad_chunks_never_complete_at_the_upstream() {
             "POST /outer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}{SMUGGLED}"
         );
         let (back, sent) = attempt(&request).await;
-        assert!(!back.contains(" 200 "), "{what}: {back}");
+        assert!(back.starts_with("HTTP/1.1 400 ") && back.contains("request-malformed"), "{what}: {back}");
         assert!(!sent.contains("\r\n0\r\n\r\n"), "{what}: {sent}");
         assert!(!sent.contains("GET /smuggled"), "{what}: {sent}");
+    }
+}
+
+#[tokio::test]
+async fn bad_chunks_of_a_guarded_request_run_nothing_and_are_no_lost_body() {
+    let upstream = RawUpstream::answering("HTTP/1.1 204 No Content\r\n\r\n").await;
+    let store = Arc::new(MemoryStore::new());
+    let gateway = Gateway::guarded(&upstream.url(), store, |_| {}, |builder| builder).await;
+    for (chunks, code) in [("zz\r\nabc\r\n", "request-malformed"), ("3\r\nab", "body-incomplete")] {
+        let mut client = RawConnection::open(gateway.addr).await;
+        let head = "POST / HTTP/1.1\r\nHost: h\r\nIdempotency-Key: k\r\nTransfer-Encoding: chunked\r\n\r\n";
+        client.write(format!("{head}{chunks}")).await;
+        client.shutdown().await;
+        let (back, _) = client.read_until_quiet(QUIET).await;
+        let back = String::from_utf8_lossy(&back);
+        assert!(back.starts_with("HTTP/1.1 400 ") && back.contains(code), "{chunks}: {back}");
+    }
+    assert_eq!(upstream.text(), "");
+}
+
+#[tokio::test]
+async fn a_whole_url_without_a_path_asks_for_the_root() {
+    for (url, target) in [("http://h", "/"), ("http://h#x", "/"), ("http://h?q", "/?q"), ("http://h/#x", "/")]
+    {
+        let (_, sent) = attempt(&format!("GET {url} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")).await;
+        assert!(sent.starts_with(&format!("GET {target} HTTP/1.1\r\n")), "{url}: {sent}");
     }
 }
 
@@ -201,6 +229,41 @@ async fn upstream_nonsense_is_a_502() {
         let gateway = Gateway::start(&upstream.url()).await;
         let response = gateway.client().get("/").send().await.unwrap();
         assert_eq!((response.status, response.code().as_str()), (502, "upstream-failed"), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn an_upstream_head_is_held_to_the_limits_of_a_head() {
+    let long = format!("X-A: {}\r\n", "a".repeat(70_000));
+    let many = "X-A: a\r\n".repeat(101);
+    for lines in [long, many] {
+        let answer = format!("HTTP/1.1 204 No Content\r\n{lines}\r\n");
+        let upstream = RawUpstream::answering(answer).await;
+        let tight = Gateway::start(&upstream.url()).await;
+        let response = tight.client().get("/").send().await.unwrap();
+        assert_eq!((response.status, response.code().as_str()), (502, "upstream-failed"));
+        let wide = Gateway::with(&upstream.url(), |options| {
+            options.max_headers = 200;
+            options.max_header_bytes = 128 * 1024;
+        })
+        .await;
+        // By hand: a client's own limits are not the matter.
+        let back = send_raw(wide.addr, "GET / HTTP/1.1\r\nHost: h\r\n\r\n", QUIET).await;
+        assert!(back.starts_with(b"HTTP/1.1 204 "), "{}", String::from_utf8_lossy(&back));
+    }
+}
+
+#[tokio::test]
+async fn limits_past_all_reason_are_taken_for_the_highest() {
+    let upstream = RawUpstream::answering("HTTP/1.1 204 No Content\r\n\r\n").await;
+    let gateway = Gateway::with(&upstream.url(), |options| {
+        options.max_headers = usize::MAX;
+        options.max_header_bytes = usize::MAX;
+        options.max_connections = usize::MAX;
+    })
+    .await;
+    for client in [gateway.client(), gateway.h2c()] {
+        assert_eq!(client.get("/").send().await.unwrap().status, 204);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Reads a body into memory, as far as it may.
 
+use std::io;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -19,6 +20,16 @@ pub(crate) enum Cut {
     OverBudget(Bytes),
     /// It broke off.
     Failed(BoxError),
+}
+
+/// Whether a body that failed so is not what its framing says, such as a bad chunk, rather than cut short: an
+/// [`std::io::Error`] of invalid data or input is among the error's sources, as hyper has it.
+pub fn is_malformed(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut sources = std::iter::successors(Some(error), |error| error.source());
+    sources.any(|error| {
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        matches!(kind, Some(io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput))
+    })
 }
 
 /// Whose room in the budget is used.

@@ -42,6 +42,7 @@ pub mod testing;
 
 pub use body::{BoxError, ReplyBody, RequestBody};
 pub use classify::{Ending, EndingFn, Preset, UnknownPreset};
+pub use collect::is_malformed;
 pub use cors::{Cors, InvalidCors};
 pub use key::{KeyRule, MalformedKey, parse_key};
 pub use keyed::{Keyed, Transactional};

@@ -21,7 +21,7 @@ use tracing::Instrument;
 use crate::answer::{self, ClientTraits, GuardStatus};
 use crate::body::{BoxError, ReplyBody, RequestBody, Whole};
 use crate::budget::Permit;
-use crate::collect::{Cut, Room, collect};
+use crate::collect::{Cut, Room, collect, is_malformed};
 use crate::cors::{self, Page};
 use crate::detached::Detached;
 use crate::execute::{Job, execute};
@@ -240,7 +240,11 @@ where
         Ok(Err(Cut::OverBudget(_))) => Err(answer::overloaded()),
         Ok(Err(Cut::Failed(error))) => {
             tracing::debug!(error = %error, "a request body broke off");
-            Err(Problem::new(Code::BodyIncomplete))
+            let malformed = || {
+                Problem::new(Code::RequestMalformed)
+                    .detail("The body's framing is not what RFC 9112 §7.1 allows.")
+            };
+            Err(if is_malformed(&*error) { malformed() } else { Problem::new(Code::BodyIncomplete) })
         }
         Err(_) => Err(Problem::new(Code::BodyTimeout)),
     }

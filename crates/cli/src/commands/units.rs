@@ -17,10 +17,10 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The same, and not nothing: a time that is up before it begins.
+/// The same, and not nothing.
 pub(crate) fn timeout(text: &str) -> Result<Duration, String> {
     match duration(text)? {
-        Duration::ZERO => Err("it must be longer than nothing".into()),
+        time if time < Duration::from_millis(1) => Err("at least 1ms: else it is up before it begins".into()),
         time => Ok(time),
     }
 }

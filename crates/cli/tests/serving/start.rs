@@ -132,6 +132,18 @@ async fn a_store_that_is_not_fit_is_named_and_left_alone() {
     let (code, said) = refused(folder.path(), "sqlite:a.db", &["--retention", "10s"]).await;
     assert!(code == Some(2) && said.contains("--retention 10s is too short"), "{said}");
     assert!(said.contains("at least twice the lease (--lease 30s)"), "{said}");
+    for (option, value, reason) in [
+        ("--max-headers", "4294967296", "is not in 1..=4096"),
+        ("--max-connections", "0", "is not in 1..=10000000"),
+        ("--max-header-bytes", "1KiB", "at least 8KiB"),
+        ("--max-header-bytes", "1GiB", "at most 16MiB"),
+        ("--header-timeout", "1ns", "at least 1ms"),
+        ("--guard", "POST /v1/charges/{id}", "write * for what may differ"),
+    ] {
+        let (code, said) = refused(folder.path(), "sqlite:a.db", &[option, value]).await;
+        assert_eq!(code, Some(2), "{option} {value}: {said}");
+        assert!(said.contains(option) && said.contains(reason), "{option} {value}: {said}");
+    }
     let (code, said) = refused(folder.path(), "sqlite:a.db", &["--lease", "0s"]).await;
     assert!(code == Some(2) && said.contains("--lease 0s is too short: it must be at least 100ms"), "{said}");
     let budget = ["--buffer-budget", "1MiB"];

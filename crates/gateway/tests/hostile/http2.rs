@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use testkit::wait_until;
+use testkit::{RawUpstream, wait_until};
 
 use crate::frames::{
     CONTINUATION, DATA, END_HEADERS, END_STREAM, Frames, HEADERS, PING, RST_STREAM, SETTINGS, block, frame,
@@ -249,6 +249,53 @@ async fn floods_of_frames_that_ask_for_nothing_do_not_stop_others() {
         }
     }
     assert!(arrived(&service, "floods").iter().all(|line| line.starts_with("GET /after/")));
+}
+
+/// RFC 9113 §6.7: a PING is for the connection, and asks for nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_without_requests_is_closed_however_alive_its_client_is() {
+    let service = service().await;
+    let idle = Duration::from_secs(1);
+    let gateway = gateway(&service.url(), |options| options.client_idle_timeout = idle).await;
+    let get = [(METHOD.0, &b"GET"[..]), SCHEME, AUTHORITY, PATH];
+    let unfinished = frame(HEADERS, END_STREAM, 1, &block(&get));
+    for (what, opening, trickle) in [
+        ("pings", Vec::new(), frame(PING, 0, 0, &[0; 8])),
+        ("a head in small pieces", unfinished, frame(CONTINUATION, 0, 1, &block(&[(b"x-a", b"1")]))),
+        (
+            "pings after a request",
+            frame(HEADERS, END_HEADERS | END_STREAM, 1, &block(&get)),
+            frame(PING, 0, 0, &[0; 8]),
+        ),
+    ] {
+        let mut client = Frames::open(gateway.addr).await;
+        client.connection.write(opening).await;
+        let opened = std::time::Instant::now();
+        let mut came = client.read(QUIET / 3).await;
+        while !came.gone_away && opened.elapsed() < 20 * idle {
+            client.connection.write(trickle.clone()).await;
+            came = client.read(QUIET / 3).await;
+        }
+        assert!(came.gone_away, "{what}: open after {:?}", opened.elapsed());
+    }
+}
+
+/// A request that takes longer is a request all the while.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_with_a_request_is_not_idle() {
+    let service = RawUpstream::start(|_, mut connection| async move {
+        connection.read_head().await;
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        connection.write("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    })
+    .await;
+    let idle = Duration::from_millis(300);
+    let gateway = gateway(&service.url(), |options| options.client_idle_timeout = idle).await;
+    let mut client = Frames::open(gateway.addr).await;
+    client.head(1, &[(METHOD.0, b"GET"), SCHEME, AUTHORITY, PATH], true).await;
+    let came = client.read(Duration::from_secs(2)).await;
+    assert_eq!((came.statuses, came.data), (vec![200], b"ok".to_vec()));
+    assert!(came.gone_away, "it was closed afterwards");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,24 +6,25 @@ use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use onlyonce_engine::Limits;
 use onlyonce_gateway::GatewayOptions;
+use onlyonce_gateway::options::{HEADER_BYTES_MAX, HEADER_BYTES_MIN, HEADERS_MAX};
 use onlyonce_http::IdempotencyLayer;
 
 use crate::commands::units::{bytes, duration, timeout};
 use crate::failure::Failure;
 
-/// hyper's own lower bound.
-const HEADER_BYTES_MIN: usize = 8 << 10;
-
 /// What a request counts for in the budget besides its body.
 const HEAD_BYTES: usize = 1 << 10;
+
+/// More of anything at once is a slip of the pen.
+const COUNT_MAX: usize = 10_000_000;
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Limits")]
 pub(crate) struct LimitArgs {
-    /// How long a connection may be silent before a request; then it is closed
+    /// How long a connection may be silent before a request, or over HTTP/2 be without one; then it is closed
     #[arg(long, value_name = "TIME", default_value = "75s", value_parser = timeout)]
     client_idle_timeout: Duration,
-    /// How long a request head may take, from its first byte; past it 408
+    /// How long a request head may take over HTTP/1.1, from its first byte; past it 408
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = timeout)]
     header_timeout: Duration,
     /// How long the body of a guarded request may take, and that of any other may pause; past it 408
@@ -60,10 +61,10 @@ pub(crate) struct LimitArgs {
     /// Idle connections to the upstream that are kept
     #[arg(long, value_name = "N", default_value_t = 256)]
     max_idle_upstream: usize,
-    /// Lines of a request head; past it 431
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = at_least_one())]
+    /// Lines of a request head, past it 431; and of the upstream's answer, past it 502
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = up_to(HEADERS_MAX))]
     max_headers: usize,
-    /// The longest request head; past it 431
+    /// The longest request head, past it 431; and the longest head of the upstream's answer, past it 502
     #[arg(long, value_name = "BYTES", default_value = "64KiB", value_parser = header_bytes)]
     max_header_bytes: usize,
     /// The longest body of a guarded request; past it 413
@@ -140,7 +141,11 @@ impl LimitArgs {
 }
 
 fn at_least_one() -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(1..)
+    up_to(COUNT_MAX)
+}
+
+fn up_to(max: usize) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=max as u64)
 }
 
 fn cache_time(text: &str) -> Result<Duration, String> {
@@ -152,8 +157,9 @@ fn cache_time(text: &str) -> Result<Duration, String> {
 
 fn header_bytes(text: &str) -> Result<usize, String> {
     match bytes(text)? {
-        enough if enough >= HEADER_BYTES_MIN => Ok(enough),
-        _ => Err("a request head is given at least 8KiB".into()),
+        few if few < HEADER_BYTES_MIN => Err("a head is given at least 8KiB".into()),
+        many if many > HEADER_BYTES_MAX => Err("a head is given at most 16MiB".into()),
+        bytes => Ok(bytes),
     }
 }
 
