@@ -7,8 +7,10 @@ use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use http::request::Parts;
 use http::{Method, Response};
-use onlyonce_core::{Key, OperationId, RecordView, StateName, StoreAdmin, StoreError, StoreErrorKind};
-use onlyonce_engine::{EngineError, Idempotency};
+use onlyonce_core::{
+    Key, OnLeaseEnd, OperationId, RecordView, StateName, StoreAdmin, StoreError, StoreErrorKind,
+};
+use onlyonce_engine::{EngineError, Idempotency, Policy};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -82,11 +84,11 @@ impl Lookup {
             tracing::warn!(error = %error, "the status of a key cannot be looked up");
             answer::of_engine_error(&EngineError::from(error))
         })?;
-        Ok(describe(&id.key, found.as_ref(), idem.clock().wall()))
+        Ok(describe(&id.key, found.as_ref(), idem.policy(), idem.clock().wall()))
     }
 }
 
-fn describe(key: &Key, record: Option<&RecordView>, now: SystemTime) -> Value {
+fn describe(key: &Key, record: Option<&RecordView>, policy: &Policy, now: SystemTime) -> Value {
     let over = |record: &&RecordView| record.expires_at.is_some_and(|end| end <= now);
     let known = record.filter(|record| !over(record) && record.state != StateName::Freed);
     let Some(record) = known else { return json!({ "key": key.as_str(), "state": "absent" }) };
@@ -96,7 +98,12 @@ fn describe(key: &Key, record: Option<&RecordView>, now: SystemTime) -> Value {
             "status": record.reply.as_ref().map(|reply| reply.status()),
             "expires": record.expires_at.map(time),
         }),
-        StateName::Unknown => json!({ "state": "unknown", "since": time(record.locked_until) }),
+        StateName::Unknown => json!({
+            "state": "unknown",
+            "since": time(record.locked_until),
+            // The record's policy and ours, as a claim has it.
+            "retryable": record.on_lease_end == OnLeaseEnd::TakeOver && answer::runs_again(policy, record.attempt),
+        }),
         StateName::InProgress | StateName::Freed => {
             json!({ "state": "in-progress", "since": time(record.created_at) })
         }
