@@ -152,6 +152,17 @@ impl StoreArg {
         }
     }
 
+    /// The same for a command that only looks: a file of SQLite that cannot be written will do, and one whose disk is full.
+    ///
+    /// # Errors
+    /// Those of [`StoreArg::open_existing`].
+    pub(crate) async fn open_reading(&self) -> Result<Arc<dyn StoreAdmin>, Failure> {
+        match StoreUrl::parse(&self.store)? {
+            StoreUrl::Sqlite(path, _) => Ok(Arc::new(SqliteStore::options(path).reading().open().await?)),
+            _ => self.open_existing().await,
+        }
+    }
+
     /// Opens a store for work, creating its file where there is none; with what its operator should know of that.
     ///
     /// # Errors

@@ -44,7 +44,7 @@ impl Find {
     pub(super) async fn run(self) -> Result<(), Failure> {
         let key = Key::new(&self.key).map_err(|error| Failure::Usage(format!("KEY: {error}")))?;
         let scope = self.whose.scope()?;
-        let store = self.store.open_existing().await?;
+        let store = self.store.open_reading().await?;
         let (records, more) = match scope {
             Some(scope) => {
                 let id = OperationId { scope, key };

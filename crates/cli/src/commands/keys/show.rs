@@ -31,7 +31,7 @@ const BODY_BYTES_SHOWN: usize = 4096;
 
 impl Show {
     pub(super) async fn run(self) -> Result<(), Failure> {
-        let store = self.store.open_existing().await?;
+        let store = self.store.open_reading().await?;
         let id = self.which.find(&*store).await?;
         let record = match store.show(&id).await? {
             Some(record) => record,

@@ -64,7 +64,7 @@ const REST: u32 = 4;
 
 impl Watch {
     pub(super) async fn run(self) -> Result<(), Failure> {
-        let store = self.store.open_existing().await?;
+        let store = self.store.open_reading().await?;
         let live = stdout().is_terminal() && !self.json;
         let _screen = live.then(Screen::enter).transpose()?;
         let looks = self.count.unwrap_or(u64::MAX);
