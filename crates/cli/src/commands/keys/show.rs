@@ -5,7 +5,7 @@ use std::io::{Write, stdout};
 use onlyonce_core::{RecordView, Reply};
 use onlyonce_http::RequestOrigin;
 
-use super::{Which, done};
+use super::Which;
 use crate::failure::Failure;
 use crate::output::{self, RecordJson};
 use crate::store_url::StoreArg;
@@ -35,7 +35,14 @@ impl Show {
         let id = self.which.find(&*store).await?;
         let record = match store.show(&id).await? {
             Some(record) => record,
-            None => *done(onlyonce_core::OperatorOutcome::Absent, &id)?,
+            None => {
+                return Err(Failure::Refused(format!(
+                    "no record has the key {:?} in the scope {:?}, or it has expired{}",
+                    id.key.as_str(),
+                    id.scope.as_str(),
+                    super::elsewhere(&*store, &id.key).await?
+                )));
+            }
         };
         let mut out = stdout().lock();
         match self.json {
