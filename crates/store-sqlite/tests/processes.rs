@@ -246,7 +246,11 @@ async fn a_held_lock_is_told_by_a_probe_and_hinders_no_look() {
     let (_folder, path) = place();
     let store = SqliteStore::options(&path).busy_timeout(Duration::from_millis(50)).open().await.unwrap();
     acquired(store.claim(&op("k"), &hold()).await.unwrap());
+    // It is written in earnest, or a full disk would not be met.
+    let wal = || fs::metadata(format!("{}-wal", path.display())).unwrap().len();
+    let before = wal();
     store.probe().await.unwrap();
+    assert!(wal() > before, "a page goes to the disk");
     let other = rusqlite::Connection::open(&path).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     assert_eq!(store.probe().await.unwrap_err().kind(), StoreErrorKind::Timeout);
