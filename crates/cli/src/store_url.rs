@@ -69,12 +69,15 @@ impl StoreUrl {
             // What looks like a URL may hold a password.
             if text.is_empty() || text.contains('@') || text.contains("//") {
                 return usage(format!(
-                    "a store needs a scheme, in lower case, before its file or host; supported: {SUPPORTED}"
+                    "a store needs a scheme before its file or host; supported: {SUPPORTED}"
                 ));
             }
             let text = text.escape_debug();
             return usage(format!("a store needs a scheme before its file: write `sqlite:{text}`"));
         };
+        // A scheme has no case (RFC 3986 §3.1).
+        let text = &format!("{}:{rest}", scheme.to_ascii_lowercase());
+        let scheme = &text[..scheme.len()];
         if scheme == "memory" {
             return match rest {
                 "" => Ok(Self::Memory),
@@ -152,6 +155,17 @@ impl StoreArg {
         }
     }
 
+    /// The same for a command that only looks: a file of SQLite that cannot be written will do, and one whose disk is full.
+    ///
+    /// # Errors
+    /// Those of [`StoreArg::open_existing`].
+    pub(crate) async fn open_reading(&self) -> Result<Arc<dyn StoreAdmin>, Failure> {
+        match StoreUrl::parse(&self.store)? {
+            StoreUrl::Sqlite(path, _) => Ok(Arc::new(SqliteStore::options(path).reading().open().await?)),
+            _ => self.open_existing().await,
+        }
+    }
+
     /// Opens a store for work, creating its file where there is none; with what its operator should know of that.
     ///
     /// # Errors
@@ -187,9 +201,9 @@ async fn open_redis(url: &SecretUrl) -> Result<RedisStore, StoreError> {
 }
 
 fn is_scheme(text: &str) -> bool {
-    text.starts_with(|c: char| c.is_ascii_lowercase())
+    text.starts_with(|c: char| c.is_ascii_alphabetic())
         && text.len() > 1
-        && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"+-.".contains(&b))
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b))
 }
 
 #[cfg(test)]
@@ -204,6 +218,8 @@ mod tests {
             ("sqlite:/var/lib/a.db", "/var/lib/a.db"),
             ("sqlite:///var/lib/a.db", "/var/lib/a.db"),
             ("sqlite:ü:1.db", "ü:1.db"),
+            ("SQLite:Data/A.db", "Data/A.db"),
+            ("SQLITE:///var/lib/A.db", "/var/lib/A.db"),
         ] {
             assert_eq!(
                 StoreUrl::parse(text).unwrap(),
@@ -214,6 +230,16 @@ mod tests {
         let off = StoreUrl::parse("sqlite:a.db?synchronous=off").unwrap();
         assert_eq!(off, StoreUrl::Sqlite("a.db".into(), Durability::Off));
         assert_eq!(StoreUrl::parse("memory:").unwrap(), StoreUrl::Memory);
+        assert_eq!(StoreUrl::parse("Memory:").unwrap(), StoreUrl::Memory);
+        for url in ["Redis://localhost", "POSTGRES://localhost/Shop", "MySQL://u:P@localhost/Shop"] {
+            let (scheme, rest) = url.split_once(':').unwrap();
+            let usual = format!("{}:{rest}", scheme.to_ascii_lowercase());
+            assert_eq!(
+                StoreUrl::parse(url).unwrap(),
+                StoreUrl::parse(&usual).unwrap(),
+                "the rest keeps its case"
+            );
+        }
     }
 
     #[test]
@@ -255,6 +281,7 @@ mod tests {
             "mariadb://user:hunter2@host/db?ssl-mode=hunter2",
             "oracle://user:hunter2@host/db",
             "postgresql://user:hunter2@host/db?sslmode=hunter2",
+            "POSTGRES://user:hunter2@host/db?sslmode=hunter2",
         ] {
             assert!(!format!("{:?}", StoreUrl::parse(url)).contains("hunter2"), "{url}");
         }

@@ -6,8 +6,8 @@ use async_trait::async_trait;
 
 use crate::error::StoreError;
 use crate::fingerprint::Fingerprint;
-use crate::lease::OnLeaseEnd;
-use crate::operation::{Key, OperationId, Origin, Scope};
+use crate::lease::{LeaseToken, OnLeaseEnd};
+use crate::operation::{Key, Operation, OperationId, Origin, Scope};
 use crate::reply::Reply;
 use crate::store::Store;
 
@@ -57,6 +57,19 @@ pub trait StoreAdmin: Store {
     /// [`StoreError`].
     async fn stats(&self) -> Result<StoreStats, StoreError>;
 
+    /// Whether a claim could be written now, for readiness: the place of a write is asked for and nothing is changed for anybody.
+    /// By default a release of what nobody has, which a database that can only be read refuses; a store that can show more
+    /// with little, such as that there is room, does.
+    ///
+    /// # Errors
+    /// [`StoreError`], as a claim would get it.
+    ///
+    /// # Cost
+    /// One round trip or two.
+    async fn probe(&self) -> Result<(), StoreError> {
+        self.release(&probe_operation(), LeaseToken::from_bytes([0; 16])).await.map(|_| ())
+    }
+
     /// The audit table, newest first, at most `limit` entries; of one operation when `id` is given.
     ///
     /// # Errors
@@ -64,14 +77,21 @@ pub trait StoreAdmin: Store {
     async fn audit(&self, id: Option<&OperationId>, limit: u32) -> Result<Vec<AuditEntry>, StoreError>;
 }
 
-/// The state of a record, as operators see it: `in_progress` with its lease over is told by its policy.
+/// The operation of [`StoreAdmin::probe`], which no request has: its key is no key of HTTP.
+pub fn probe_operation() -> Operation {
+    let key = Key::new("onlyonce readiness probe").expect("a valid key");
+    Operation::new(Scope::anonymous(), key, Fingerprint::of("probe"))
+}
+
+/// The state of a record, as operators see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StateName {
-    /// A live lease, or one that is over and may be taken over.
+    /// A live lease.
     InProgress,
     /// The reply is stored.
     Completed,
-    /// Waits for an operator or for its late owner.
+    /// Nobody is at work on it and there is no reply: it waits for an operator, for its late owner, or, under
+    /// [`OnLeaseEnd::TakeOver`] and short of the attempts that a caller allows, for a retry.
     Unknown,
     /// Freed by an operator.
     Freed,
@@ -96,7 +116,7 @@ pub struct RecordView {
     pub id: OperationId,
     /// Of the first request.
     pub fingerprint: Fingerprint,
-    /// Where it stands now: a held record whose lease is over is `Unknown`.
+    /// Where it stands now: one whose lease is over is `Unknown`.
     pub state: StateName,
     /// The owner's policy.
     pub on_lease_end: OnLeaseEnd,
@@ -231,11 +251,11 @@ pub struct AuditEntry {
 /// Counts of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreStats {
-    /// With a live lease, or to be taken over.
+    /// With a live lease.
     pub in_progress: u64,
     /// With a reply, not yet expired.
     pub completed: u64,
-    /// Waiting for an operator.
+    /// With neither a live lease nor a reply: waiting for an operator, or for a retry that may take over.
     pub unknown: u64,
     /// Freed by an operator.
     pub freed: u64,

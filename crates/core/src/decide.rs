@@ -276,13 +276,13 @@ pub fn decide_operator(record: Option<&Record>, target: Target) -> OperatorDecis
 }
 
 impl Record {
-    /// The state as operators see it: a held record whose lease is over is unknown, an expired one still completed.
+    /// The state as operators see it: a record whose lease is over is unknown, whether a retry may take it over or not,
+    /// for nobody is at work on it and nobody knows whether it happened; an expired one is still completed.
     pub fn state_name(&self) -> StateName {
         match &self.state {
             State::InProgress { lease: LeaseView::Left(left), .. } if !left.is_zero() => {
                 StateName::InProgress
             }
-            State::InProgress { .. } if self.on_lease_end == OnLeaseEnd::TakeOver => StateName::InProgress,
             State::InProgress { .. } | State::Unknown { .. } => StateName::Unknown,
             State::Completed { .. } => StateName::Completed,
             State::Freed { .. } => StateName::Freed,

@@ -33,7 +33,7 @@ pub mod transaction;
 
 pub use admin::{
     AuditEntry, ListPage, ListQuery, OperatorAction, OperatorOutcome, RecordView, StateName, StoreAdmin,
-    StoreStats, Target,
+    StoreStats, Target, probe_operation,
 };
 pub use clock::{Clock, SystemClock, TestClock};
 #[doc(hidden)]

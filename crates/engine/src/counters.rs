@@ -32,7 +32,7 @@ counters! {
     claims,
     /// Operations acquired, takeovers among them.
     acquired,
-    /// Operations acquired after another owner's lease ended.
+    /// Operations acquired after another owner's lease ended, or freed by an operator: attempt 2 and later.
     takeovers,
     /// Replies recorded.
     completed,

@@ -166,25 +166,29 @@ pub(crate) fn clean(parts: &mut response::Parts, settings: &Settings) {
     strip_ours(&mut parts.headers, &settings.names);
 }
 
-/// The first answer of an operation whose outcome is unknown.
-pub(crate) fn outcome_unknown(policy: &Policy) -> Problem {
-    unknown_under(Problem::new(Code::OutcomeUnknown).status(StatusCode::GATEWAY_TIMEOUT), policy)
+/// The first answer of an operation whose outcome is unknown, in this attempt.
+pub(crate) fn outcome_unknown(policy: &Policy, attempt: u32) -> Problem {
+    unknown_under(Problem::new(Code::OutcomeUnknown).status(StatusCode::GATEWAY_TIMEOUT), policy, attempt)
 }
 
 /// The answer after a panic.
-pub(crate) fn panicked(policy: &Policy) -> Problem {
-    unknown_under(Problem::new(Code::HandlerPanicked), policy)
+pub(crate) fn panicked(policy: &Policy, attempt: u32) -> Problem {
+    unknown_under(Problem::new(Code::HandlerPanicked), policy, attempt)
 }
 
-/// Under takeover a retry runs again after the lease, so it is worth its while.
-fn unknown_under(problem: Problem, policy: &Policy) -> Problem {
-    match policy.on_lease_end {
-        OnLeaseEnd::Hold => problem,
-        OnLeaseEnd::TakeOver => problem
-            .retryable(true)
-            .retry_after(policy.lease)
-            .detail("Nobody knows whether it happened. A retry with the same key runs it again once the lease is over."),
+/// Under takeover a retry runs again after the lease, so it is worth its while: but for the last attempt.
+fn unknown_under(problem: Problem, policy: &Policy, attempt: u32) -> Problem {
+    if !runs_again(policy, attempt) {
+        return problem;
     }
+    problem.retryable(true).retry_after(policy.lease).detail(
+        "Nobody knows whether it happened. A retry with the same key runs it again once the lease is over.",
+    )
+}
+
+/// Whether a retry is given an operation whose lease ended in this attempt.
+pub(crate) fn runs_again(policy: &Policy, attempt: u32) -> bool {
+    policy.on_lease_end == OnLeaseEnd::TakeOver && attempt < policy.max_attempts
 }
 
 /// The refusal that an engine error is.

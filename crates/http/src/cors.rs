@@ -1,19 +1,19 @@
 //! Browsers: which pages may read the answers that are ours, and that they may read our headers.
 //!
-//! The service behind answers preflights and puts its own CORS headers on its own replies; they pass. What it cannot do
+//! The service behind answers preflights, but for the look-up of a key, and puts its own CORS headers on its own replies; they pass. What it cannot do
 //! is done here: a refusal gets the headers that its replies would have, a replay those for the page that asks now and
 //! not for the one that asked first, and the headers that say what happened are exposed.
 
 use http::header::{
-    ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD, HeaderMap,
-    HeaderName, HeaderValue, LINK, ORIGIN, RETRY_AFTER, VARY,
+    ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS,
+    ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_REQUEST_HEADERS,
+    ACCESS_CONTROL_REQUEST_METHOD, HeaderMap, HeaderName, HeaderValue, LINK, ORIGIN, RETRY_AFTER, VARY,
 };
 use http::request::Parts;
 use http::{Method, Uri, response};
 
 use crate::headers::is_ours;
-use crate::problem::Refusal;
+use crate::problem::Ours;
 use crate::settings::Settings;
 
 /// Which pages may read our answers: what the service behind would say of its own.
@@ -109,26 +109,24 @@ pub(crate) struct Page {
 impl Page {
     pub(crate) fn of(parts: &Parts, settings: &Settings) -> Option<Self> {
         let origin = parts.headers.get(ORIGIN)?.clone();
-        let preflight =
-            parts.method == Method::OPTIONS && parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD);
         let key = settings.key.name();
-        let asks_for_key = preflight && names(&parts.headers, &ACCESS_CONTROL_REQUEST_HEADERS, key);
+        let asks_for_key = is_preflight(parts) && names(&parts.headers, &ACCESS_CONTROL_REQUEST_HEADERS, key);
         Some(Self { origin, asks_for_key })
     }
 
     /// Fits an answer to the page that gets it.
     pub(crate) fn fit(&self, answer: &mut response::Parts, settings: &Settings) {
-        let refused = answer.extensions.remove::<Refusal>().is_some();
+        let ours = answer.extensions.remove::<Ours>().is_some();
         let headers = &mut answer.headers;
         let replayed = headers.contains_key(&settings.names.replayed);
         match &settings.cors {
-            Some(cors) if refused || replayed => cors.allow(&self.origin, headers),
+            Some(cors) if ours || replayed => cors.allow(&self.origin, headers),
             Some(_) if self.asks_for_key => return self.allow_key(headers, settings),
             _ if replayed => self.disown(headers),
             _ => {}
         }
         if headers.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
-            expose(headers, settings, refused);
+            expose(headers, settings, ours);
         }
     }
 
@@ -162,6 +160,21 @@ impl Page {
     }
 }
 
+/// Whether a page asks beforehand what it may send.
+pub(crate) fn is_preflight(parts: &Parts) -> bool {
+    parts.method == Method::OPTIONS
+        && parts.headers.contains_key(ORIGIN)
+        && parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
+}
+
+/// Answers a preflight for what is read here alone, with whatever headers name its caller.
+pub(crate) fn allow_to_read(parts: &Parts, answer: &mut HeaderMap) {
+    answer.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, HEAD"));
+    for asked in parts.headers.get_all(ACCESS_CONTROL_REQUEST_HEADERS) {
+        answer.append(ACCESS_CONTROL_ALLOW_HEADERS, asked.clone());
+    }
+}
+
 /// A reply to a request that no page sent: what the first page was allowed is not for a shared cache to keep.
 pub(crate) fn fit_for_nobody(answer: &mut response::Parts, settings: &Settings) {
     let headers = &mut answer.headers;
@@ -175,10 +188,10 @@ pub(crate) fn fit_for_nobody(answer: &mut response::Parts, settings: &Settings) 
     }
 }
 
-/// Lets the page read what is ours in this answer, besides what it may read already.
-fn expose(headers: &mut HeaderMap, settings: &Settings, refused: bool) {
+/// Lets the page read what is ours in this answer, the whole of it or a part, besides what it may read already.
+fn expose(headers: &mut HeaderMap, settings: &Settings, whole: bool) {
     let ours = |name: &HeaderName| {
-        is_ours(name, &settings.names) || (refused && (*name == RETRY_AFTER || *name == LINK))
+        is_ours(name, &settings.names) || (whole && (*name == RETRY_AFTER || *name == LINK))
     };
     let hidden: Vec<&str> = headers
         .keys()

@@ -173,7 +173,7 @@ where
         Ending::Unknown(Some(Code::OutcomeUnknown)) => {
             return run.end_unknown(execution, answer::outcome_unknown).await;
         }
-        Ending::Unknown(Some(code)) => return run.end_unknown(execution, |_| Problem::new(code)).await,
+        Ending::Unknown(Some(code)) => return run.end_unknown(execution, |_, _| Problem::new(code)).await,
         Ending::Definitive | Ending::NoStore | Ending::Transient(None) | Ending::Unknown(None) => {}
     }
 
@@ -202,7 +202,9 @@ async fn patiently<F: Future, RB>(
     if let Ok(output) = timeout_at(deadline, work.as_mut()).await {
         return output;
     }
-    answer.refuse(Verdict::Unknown, answer::outcome_unknown(shared.idem.policy()), &shared.settings);
+    let attempt = answer.reporter.attempt.unwrap_or(1);
+    let problem = answer::outcome_unknown(shared.idem.policy(), attempt);
+    answer.refuse(Verdict::Unknown, problem, &shared.settings);
     work.await
 }
 
@@ -373,10 +375,11 @@ impl<RB> Run<RB> {
     async fn end_unknown(
         mut self,
         execution: Execution,
-        problem: impl FnOnce(&onlyonce_engine::Policy) -> Problem,
+        problem: impl FnOnce(&onlyonce_engine::Policy, u32) -> Problem,
     ) {
+        let attempt = execution.attempt();
         execution.unknown().await;
-        let problem = problem(self.shared.idem.policy());
+        let problem = problem(self.shared.idem.policy(), attempt);
         self.refuse(Verdict::Unknown, problem);
     }
 

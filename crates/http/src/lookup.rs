@@ -6,19 +6,22 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use http::request::Parts;
-use http::{Method, Response};
-use onlyonce_core::{Key, OperationId, RecordView, StateName, StoreAdmin, StoreError, StoreErrorKind};
-use onlyonce_engine::{EngineError, Idempotency};
+use http::{Method, Response, StatusCode};
+use onlyonce_core::{
+    Key, OnLeaseEnd, OperationId, RecordView, StateName, StoreAdmin, StoreError, StoreErrorKind,
+};
+use onlyonce_engine::{EngineError, Idempotency, Policy};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::answer;
 use crate::body::{ReplyBody, Whole};
+use crate::cors;
 use crate::fingerprint::original_uri;
 use crate::key::check_key;
 use crate::origin::RequestOrigin;
-use crate::problem::{Code, Problem};
+use crate::problem::{Code, Ours, Problem};
 use crate::settings::Settings;
 
 /// Where keys are looked up: the key follows, percent-encoded.
@@ -39,10 +42,11 @@ impl Lookup {
         Self { store, places: Arc::new(Semaphore::new(AT_ONCE_MAX)) }
     }
 
-    /// Whether the request asks for the status of a key.
-    pub(crate) fn is_for(parts: &Parts) -> bool {
-        matches!(parts.method, Method::GET | Method::HEAD)
-            && original_uri(parts).path().starts_with(LOOKUP_PREFIX)
+    /// Whether the request asks for the status of a key, or whether a page may ask for it.
+    pub(crate) fn is_for(parts: &Parts, settings: &Settings) -> bool {
+        let asks = matches!(parts.method, Method::GET | Method::HEAD)
+            || (settings.cors.is_some() && cors::is_preflight(parts));
+        asks && original_uri(parts).path().starts_with(LOOKUP_PREFIX)
     }
 
     pub(crate) async fn answer<B>(
@@ -51,6 +55,13 @@ impl Lookup {
         idem: Idempotency,
         settings: Arc<Settings>,
     ) -> Response<ReplyBody<B>> {
+        if cors::is_preflight(&parts) {
+            let mut response = Response::new(ReplyBody::whole(Whole::default(), None));
+            *response.status_mut() = StatusCode::NO_CONTENT;
+            cors::allow_to_read(&parts, response.headers_mut());
+            response.extensions_mut().insert(Ours);
+            return response;
+        }
         match self.status(&parts, &idem, &settings).await {
             Ok(status) => {
                 let whole = Whole { data: Bytes::from(status.to_string()), trailers: None };
@@ -58,6 +69,7 @@ impl Lookup {
                 let headers = response.headers_mut();
                 headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
                 headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+                response.extensions_mut().insert(Ours);
                 response
             }
             Err(problem) => answer::refuse(problem, &settings),
@@ -82,11 +94,11 @@ impl Lookup {
             tracing::warn!(error = %error, "the status of a key cannot be looked up");
             answer::of_engine_error(&EngineError::from(error))
         })?;
-        Ok(describe(&id.key, found.as_ref(), idem.clock().wall()))
+        Ok(describe(&id.key, found.as_ref(), idem.policy(), idem.clock().wall()))
     }
 }
 
-fn describe(key: &Key, record: Option<&RecordView>, now: SystemTime) -> Value {
+fn describe(key: &Key, record: Option<&RecordView>, policy: &Policy, now: SystemTime) -> Value {
     let over = |record: &&RecordView| record.expires_at.is_some_and(|end| end <= now);
     let known = record.filter(|record| !over(record) && record.state != StateName::Freed);
     let Some(record) = known else { return json!({ "key": key.as_str(), "state": "absent" }) };
@@ -96,7 +108,12 @@ fn describe(key: &Key, record: Option<&RecordView>, now: SystemTime) -> Value {
             "status": record.reply.as_ref().map(|reply| reply.status()),
             "expires": record.expires_at.map(time),
         }),
-        StateName::Unknown => json!({ "state": "unknown", "since": time(record.locked_until) }),
+        StateName::Unknown => json!({
+            "state": "unknown",
+            "since": time(record.locked_until),
+            // The record's policy and ours, as a claim has it.
+            "retryable": record.on_lease_end == OnLeaseEnd::TakeOver && answer::runs_again(policy, record.attempt),
+        }),
         StateName::InProgress | StateName::Freed => {
             json!({ "state": "in-progress", "since": time(record.created_at) })
         }

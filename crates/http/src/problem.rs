@@ -152,9 +152,9 @@ impl FromStr for Code {
     }
 }
 
-/// Among the extensions of an answer: it is a refusal of ours.
+/// Among the extensions of an answer: it is ours, such as a refusal, and no reply of the service.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Refusal;
+pub(crate) struct Ours;
 
 /// One refusal: a code, and what is special about this case.
 #[derive(Clone, Debug)]
@@ -236,7 +236,7 @@ impl Problem {
         let mut response = Response::new(Bytes::from(body.to_string()));
         *response.status_mut() =
             StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        response.extensions_mut().insert(Refusal);
+        response.extensions_mut().insert(Ours);
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

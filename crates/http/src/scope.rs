@@ -6,6 +6,7 @@
 //! A replay is served on the scope alone: whoever sends the same credentials, key and request gets the stored reply,
 //! and the service behind does not check them again.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -213,7 +214,9 @@ impl ScopeRule {
             );
         }
         let mut hash = self.start("authorization");
-        hash.values(headers, &header::AUTHORIZATION);
+        let values = headers.get_all(header::AUTHORIZATION);
+        hash.part((values.iter().count() as u64).to_be_bytes());
+        values.iter().for_each(|value| hash.part(usual_scheme(value.as_bytes())));
         Ok(hash.finish())
     }
 
@@ -236,6 +239,18 @@ fn scheme(authorization: &HeaderValue) -> String {
     let value = authorization.as_bytes().trim_ascii_start();
     let name = value.iter().take(32).take_while(|b| b.is_ascii_alphanumeric() || **b == b'-');
     name.map(|b| char::from(b.to_ascii_lowercase())).collect()
+}
+
+/// The value with its scheme as it is mostly written: a scheme has no case (RFC 9110 §11.1), and `bearer x` is the caller of
+/// `Bearer x`. Of other schemes there is no one usual form, and they stay as they are.
+fn usual_scheme(value: &[u8]) -> Cow<'_, [u8]> {
+    const USUAL: [&[u8]; 2] = [b"Bearer", b"Basic"];
+    let is_of =
+        |name: &[u8]| value.get(name.len()) == Some(&b' ') && value[..name.len()].eq_ignore_ascii_case(name);
+    match USUAL.into_iter().find(|name| is_of(name)) {
+        Some(name) if !value.starts_with(name) => [name, &value[name.len()..]].concat().into(),
+        _ => value.into(),
+    }
 }
 
 fn cookies(headers: &HeaderMap) -> impl Iterator<Item = (&[u8], &[u8])> {
@@ -318,6 +333,22 @@ mod tests {
         let secret = Some(ScopeSecret::new(b"0123456789abcdef").unwrap());
         let keyed = ScopeRule { secret, ..ScopeRule::default() }.scope(&alice).unwrap();
         assert_eq!(keyed.as_str(), "7d7c65d8b59d6c723b95c5dbe8b60bfd3288db3c6444c5f55117f3e0328630c7");
+    }
+
+    #[test]
+    fn a_scheme_has_no_case_and_a_credential_has() {
+        let scope =
+            |value| rule(ScopeSource::Authorization).scope(&parts(&[("authorization", value)])).unwrap();
+        for (usual, others) in
+            [("Bearer aB=", ["bearer aB=", "BEARER aB="]), ("Basic aB=", ["basic aB=", "bASIC aB="])]
+        {
+            for other in others {
+                assert_eq!(scope(other), scope(usual), "{other}");
+            }
+        }
+        assert_ne!(scope("Bearer a"), scope("Bearer A"));
+        assert_ne!(scope("Bearera"), scope("bearera"), "no scheme");
+        assert_ne!(scope("Token a"), scope("token a"), "no one usual form");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::BodyExt;
 use onlyonce_core::{Key, Operation, Scope};
@@ -107,7 +107,7 @@ impl<S> IdempotencyService<S> {
         RB::Error: Into<BoxError>,
     {
         let settings = &self.shared.settings;
-        if let Some(lookup) = settings.lookup.as_ref().filter(|_| Lookup::is_for(&parts)) {
+        if let Some(lookup) = settings.lookup.as_ref().filter(|_| Lookup::is_for(&parts, settings)) {
             let answer = lookup.clone().answer(parts, self.shared.idem.clone(), settings.clone());
             return FutureKind::Boxed { future: Box::pin(answer) };
         }
@@ -221,7 +221,8 @@ where
     let span = reporter.span.clone();
     let work = Detached::new(execute(job, Answer::new(to, reporter)).instrument(span), answer);
     // Without an answer something of ours has failed in the middle of it.
-    work.await.unwrap_or_else(|| answer::refuse(answer::outcome_unknown(shared.idem.policy()), settings))
+    let unknown = || Problem::new(Code::OutcomeUnknown).status(StatusCode::GATEWAY_TIMEOUT);
+    work.await.unwrap_or_else(|| answer::refuse(unknown(), settings))
 }
 
 pub(crate) async fn read_body<B>(settings: &Settings, body: B, permit: &mut Permit) -> Result<Whole, Problem>

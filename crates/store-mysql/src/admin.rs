@@ -197,7 +197,7 @@ async fn list(backend: &Backend, query: &ListQuery) -> Result<ListPage, Fault> {
         let is_last = chunk.len() < LIST_CHUNK as usize;
         after = chunk.last().map(|row| row.id.clone());
         for row in chunk {
-            // A held record whose lease is over is unknown and stored as in progress.
+            // A record whose lease is over is unknown and stored as in progress.
             if query.state.is_some_and(|state| row.record.state_name() != state) {
                 continue;
             }
@@ -250,21 +250,21 @@ async fn stats(backend: &Backend) -> Result<StoreStats, Fault> {
     let mut stats = StoreStats::default();
     let keys = &backend.tables.keys;
     let sql = format!(
-        "SELECT expires_at <= {NOW}, status, on_lease_end, locked_until > {NOW}, COUNT(*) \
-         FROM {keys} WHERE expires_at IS NULL GROUP BY 1, 2, 3, 4 \
-         UNION ALL SELECT expires_at <= {NOW}, 'completed', '', FALSE, COUNT(*) \
+        "SELECT expires_at <= {NOW}, status, locked_until > {NOW}, COUNT(*) \
+         FROM {keys} WHERE expires_at IS NULL GROUP BY 1, 2, 3 \
+         UNION ALL SELECT expires_at <= {NOW}, 'completed', FALSE, COUNT(*) \
          FROM {keys} FORCE INDEX (idempotency_keys_over) WHERE expires_at IS NOT NULL GROUP BY 1"
     );
     for row in session.patient_rows(&sql, STATS_PATIENCE_S).await? {
         let mut row = cells(row);
         let over = row.maybe_int("expires_at")?;
-        let (status, policy) = (row.text("status")?, row.text("on_lease_end")?);
+        let status = row.text("status")?;
         let live = row.int("locked_until")? != 0;
         let count = u64::try_from(row.int("the count")?).unwrap_or(0);
         match (status.as_str(), over) {
             ("completed", Some(1)) => stats.expired += count,
             ("completed", _) => stats.completed += count,
-            ("in_progress", _) if live || policy == "take_over" => stats.in_progress += count,
+            ("in_progress", _) if live => stats.in_progress += count,
             ("freed", _) => stats.freed += count,
             ("in_progress" | "unknown", _) => stats.unknown += count,
             _ => return Err(Fault::unreadable("status")),

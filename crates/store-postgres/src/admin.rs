@@ -129,18 +129,18 @@ impl PostgresStore {
     }
 
     async fn page(&self, query: &ListQuery) -> Result<ListPage, Fault> {
-        // A held record whose lease is over is unknown and stored as in progress; `now()` is also what the rows are
+        // A record whose lease is over is unknown and stored as in progress; `now()` is also what the rows are
         // judged by when they are read.
         let state = match query.state {
             None => "true",
             Some(StateName::Completed) => "t.status = 'completed'",
             Some(StateName::InProgress) => {
                 "t.status <> 'completed' AND t.status = 'in_progress'
-                 AND (t.locked_until > now() OR t.on_lease_end = 'take_over')"
+                 AND t.locked_until > now()"
             }
             Some(StateName::Unknown) => {
                 "t.status <> 'completed' AND (t.status = 'unknown' OR t.status = 'in_progress'
-                 AND t.locked_until <= now() AND t.on_lease_end = 'hold')"
+                 AND t.locked_until <= now())"
             }
             Some(StateName::Freed) => "t.status <> 'completed' AND t.status = 'freed'",
         };
@@ -181,10 +181,10 @@ impl PostgresStore {
         let sql = Sql {
             types: &[],
             text: format!(
-                "SELECT count(*) FILTER (WHERE status = 'in_progress' AND (locked_until > now() OR on_lease_end = 'take_over')),
+                "SELECT count(*) FILTER (WHERE status = 'in_progress' AND locked_until > now()),
                     count(*) FILTER (WHERE status = 'completed' AND expires_at > now()),
                     count(*) FILTER (WHERE status = 'unknown'
-                        OR status = 'in_progress' AND locked_until <= now() AND on_lease_end = 'hold'),
+                        OR status = 'in_progress' AND locked_until <= now()),
                     count(*) FILTER (WHERE status = 'freed'),
                     count(*) FILTER (WHERE status = 'completed' AND expires_at <= now()),
                     pg_total_relation_size('{}')

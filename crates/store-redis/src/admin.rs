@@ -8,9 +8,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use onlyonce_core::clock::{from_unix_ms, unix_ms};
 use onlyonce_core::{
-    AuditEntry, Key, LeaseToken, ListPage, ListQuery, OperationId, OperatorAction, OperatorDecision,
-    OperatorOutcome, RecordView, Reply, Scope, StateName, StoreAdmin, StoreError, StoreErrorKind, StoreStats,
-    Target, decide_operator,
+    AuditEntry, ClaimOutcome, ClaimRequest, Key, LeaseToken, ListPage, ListQuery, OnLeaseEnd, OperationId,
+    OperatorAction, OperatorDecision, OperatorOutcome, RecordView, Reply, Scope, StateName, Store,
+    StoreAdmin, StoreError, StoreErrorKind, StoreStats, Target, decide_operator, probe_operation,
 };
 use redis::{Cmd, Value};
 
@@ -24,6 +24,7 @@ use crate::store::RedisStore;
 /// Names that one SCAN looks at.
 const SCAN_COUNT: u32 = 1000;
 const AUDIT_ENTRIES_MAX: u32 = 10_000;
+const PROBE_LEASE: Duration = Duration::from_secs(1);
 /// How often an operator's change may be overtaken before it is given up.
 const OVERTAKEN_MAX: u32 = 100;
 
@@ -89,6 +90,25 @@ impl StoreAdmin for RedisStore {
             Ok(stats)
         };
         self.told("stats", count.await)
+    }
+
+    /// Writes a record for a second, and removes it: a replica, and a server whose memory is full, show. On a cluster the one
+    /// master with its slot is asked.
+    async fn probe(&self) -> Result<(), StoreError> {
+        let operation = probe_operation();
+        let request = ClaimRequest {
+            token: self.told("probe", nobodys_token())?,
+            lease: PROBE_LEASE,
+            retention: PROBE_LEASE,
+            on_lease_end: OnLeaseEnd::TakeOver,
+            takeover_now: true,
+            max_attempts: u32::MAX,
+        };
+        // In progress is another gateway's, written just now.
+        if let ClaimOutcome::Acquired(lease) = self.claim(&operation, &request).await? {
+            self.release(&operation, lease.token).await?;
+        }
+        Ok(())
     }
 
     async fn audit(&self, id: Option<&OperationId>, limit: u32) -> Result<Vec<AuditEntry>, StoreError> {

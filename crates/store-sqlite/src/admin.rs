@@ -52,6 +52,13 @@ impl StoreAdmin for SqliteStore {
         self.read("stats", stats).await
     }
 
+    /// Takes the lock for writing and writes a row as it is, synced: a lock that another program holds and a full disk show.
+    async fn probe(&self) -> Result<(), StoreError> {
+        let (answer, answered) = oneshot::channel();
+        self.shared().queue.push_chore("probe", Box::new(Probe(Some(answer))))?;
+        self.answered("probe", answered).await
+    }
+
     async fn audit(&self, id: Option<&OperationId>, limit: u32) -> Result<Vec<AuditEntry>, StoreError> {
         let id = id.cloned();
         self.read("audit", move |conn, _| audit(conn, id.as_ref(), limit)).await
@@ -104,6 +111,25 @@ impl Chore for Operate {
     }
 }
 
+/// A write that changes nothing, waiting for the writer.
+struct Probe(Option<Answer<()>>);
+
+impl Chore for Probe {
+    fn step(&mut self, session: &Session<'_>) -> bool {
+        // Who has given up waiting asks again.
+        let Some(answer) = self.0.take().filter(|answer| !answer.is_closed()) else { return false };
+        let done = session.transaction(true, |conn, _| {
+            // There and back: SQLite does not write a page that stays as it is.
+            conn.execute("UPDATE main.idempotency_meta SET opened_at = opened_at + 1 WHERE id = 1", [])?;
+            conn.execute("UPDATE main.idempotency_meta SET opened_at = opened_at - 1 WHERE id = 1", [])?;
+            Ok(())
+        });
+        // Neither does who gives up now.
+        let _ = answer.send(done.map_err(|fault| fault.into_error("probe", &session.shared.path)));
+        false
+    }
+}
+
 impl Operate {
     fn apply(&self, conn: &Connection, now: &Now<'_>) -> Result<OperatorOutcome, Fault> {
         let row = Row::find(conn, now, &self.id)?;
@@ -151,7 +177,7 @@ fn list(conn: &Connection, now: &Now<'_>, query: &ListQuery) -> Result<ListPage,
     let mut sql = format!("SELECT {COLUMNS_WITHOUT_REPLY} FROM main.idempotency_keys");
     let mut values: Vec<&dyn ToSql> = Vec::new();
     let mut conditions: Vec<String> = Vec::new();
-    // A held record whose lease is over is unknown and stored as in progress: the last word is `state_name`'s. Records
+    // A record whose lease is over is unknown and stored as in progress: the last word is `state_name`'s. Records
     // without a reply are few, so they are read by their index and sorted; the rest comes in the order of the key.
     conditions.push(match query.state {
         None => "true".into(),

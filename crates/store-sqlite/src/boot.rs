@@ -120,17 +120,26 @@ impl Timeline {
         Ok(())
     }
 
+    /// Reads the scales; where this boot has none yet, one is made up that is not in the file. For who cannot write.
+    pub(crate) fn look(&self, conn: &Connection) -> Result<(), Fault> {
+        let mut rows = scale_rows(conn)?;
+        if !self.adopt(&rows) {
+            let now = self.now();
+            rows.push((NOT_IN_THE_FILE, self.boot_id.clone(), now.wall_ms - now.boot_ms));
+            self.adopt(&rows);
+        }
+        Ok(())
+    }
+
     /// Reads the scales, and answers whether this boot has one.
     pub(crate) fn refresh(&self, conn: &Connection) -> Result<bool, Fault> {
-        let mut query = conn.prepare_cached(
-            "SELECT id, boot_id, wall_minus_boot_ms FROM main.idempotency_clocks ORDER BY id",
-        )?;
-        let rows: Vec<(i64, String, i64)> = query
-            .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
-            .collect::<Result<_, _>>()?;
+        Ok(self.adopt(&scale_rows(conn)?))
+    }
+
+    fn adopt(&self, rows: &[(i64, String, i64)]) -> bool {
         let last_of =
             |boot_id: &str| rows.iter().rev().find(|row| row.1 == boot_id).map(|row| (row.0, row.2));
-        let Some((id, offset_ms)) = last_of(&self.boot_id) else { return Ok(false) };
+        let Some((id, offset_ms)) = last_of(&self.boot_id) else { return false };
         let current = Scale { id, this_boot: true, shift_ms: offset_ms };
         let scale_of = |(id, boot_id, offset): &(i64, String, i64)| {
             let this_boot = *boot_id == self.boot_id;
@@ -141,8 +150,18 @@ impl Timeline {
         };
         let all = rows.iter().map(scale_of).collect();
         *self.scales.lock() = Arc::new(Scales { current, all });
-        Ok(true)
+        true
     }
+}
+
+// Ids in the file begin with 1.
+const NOT_IN_THE_FILE: i64 = 0;
+
+fn scale_rows(conn: &Connection) -> Result<Vec<(i64, String, i64)>, Fault> {
+    let mut query = conn
+        .prepare_cached("SELECT id, boot_id, wall_minus_boot_ms FROM main.idempotency_clocks ORDER BY id")?;
+    let rows = query.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+    Ok(rows.collect::<Result<_, _>>()?)
 }
 
 impl Now<'_> {

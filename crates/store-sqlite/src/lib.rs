@@ -47,6 +47,7 @@ pub mod file;
 mod open;
 mod purge;
 mod readers;
+mod reading;
 mod row;
 mod schema;
 mod store;

@@ -25,8 +25,9 @@ const CHECKPOINT_PAGES: u32 = 8000;
 pub struct Options {
     pub(crate) path: PathBuf,
     pub(crate) create: bool,
-    clock: Option<Arc<dyn Clock>>,
-    boot_id: Option<String>,
+    pub(crate) reading: bool,
+    pub(crate) clock: Option<Arc<dyn Clock>>,
+    pub(crate) boot_id: Option<String>,
     pub(crate) busy_timeout: Duration,
     pub(crate) queue_max: usize,
     pub(crate) batch_max: usize,
@@ -53,6 +54,7 @@ impl Options {
         Self {
             path: path.into(),
             create: true,
+            reading: false,
             clock: None,
             boot_id: None,
             busy_timeout: Duration::from_secs(5),
@@ -136,6 +138,15 @@ impl Options {
         self
     }
 
+    /// For looking alone: nothing is ever written, and a file that cannot be written, a writer that holds the database and a
+    /// full disk are no hindrance. A file that is missing, holds no records or is of an older release is refused. What
+    /// would change a record fails with [`StoreErrorKind::Unavailable`].
+    #[must_use]
+    pub fn reading(mut self) -> Self {
+        (self.create, self.reading) = (false, true);
+        self
+    }
+
     /// Opens the store. Needs a tokio runtime.
     ///
     /// # Errors
@@ -144,7 +155,7 @@ impl Options {
     /// table, a newer release's schema, a network file system. Other kinds: worth trying again.
     ///
     /// # Cost
-    /// One synced transaction; independent of the number of records.
+    /// One synced transaction, with [`Options::reading`] none; independent of the number of records.
     pub async fn open(self) -> Result<SqliteStore, StoreError> {
         let path = self.path.clone();
         let opened = tokio::task::spawn_blocking(move || SqliteStore::start(self)).await;
@@ -202,12 +213,7 @@ fn open_checked(options: &Options) -> Result<Opened, Fault> {
 /// A connection to a file that is there, set up for this store. No checks.
 pub(crate) fn connect(options: &Options) -> Result<Connection, Fault> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let conn = Connection::open_with_flags(&options.path, flags).map_err(|error| {
-        match error.sqlite_error_code() {
-            Some(ErrorCode::CannotOpen) => unfit("it cannot be opened: this user may not read it"),
-            _ => error.into(),
-        }
-    })?;
+    let conn = Connection::open_with_flags(&options.path, flags).map_err(not_to_be_read)?;
     // SQLite opens for reading what it may not open for writing, and says nothing.
     if conn.is_readonly("main")? {
         return Err(unfit("it is read-only, or this user may not write to it"));
@@ -225,6 +231,13 @@ pub(crate) fn connect(options: &Options) -> Result<Connection, Fault> {
         conn.execute_batch(&format!("PRAGMA max_page_count = {pages}"))?;
     }
     Ok(conn)
+}
+
+pub(crate) fn not_to_be_read(error: rusqlite::Error) -> Fault {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::CannotOpen) => unfit("it cannot be opened: this user may not read it"),
+        _ => error.into(),
+    }
 }
 
 impl Identity {
@@ -292,7 +305,7 @@ fn create_file(path: &Path, folder: &Path) -> Result<(), Fault> {
 }
 
 // SQLite finds this too, but only later and in other words.
-fn check_header(path: &Path) -> Result<(), Fault> {
+pub(crate) fn check_header(path: &Path) -> Result<(), Fault> {
     const MAGIC: [u8; 16] = *b"SQLite format 3\0";
     let read = fs::File::open(path).and_then(|mut file| {
         let mut header = MAGIC;
@@ -330,7 +343,7 @@ fn check_file_system(_folder: &Path) -> Result<(), Fault> {
     Ok(())
 }
 
-fn check_whole(conn: &Connection, path: &Path) -> Result<(), Fault> {
+pub(crate) fn check_whole(conn: &Connection, path: &Path) -> Result<(), Fault> {
     let bytes = fs::metadata(path).map_or(0, |file| file.len());
     if bytes > CHECKED_WHOLE_BYTES_MAX {
         return Ok(());
@@ -374,6 +387,6 @@ fn refused(error: &io::Error, what: &str) -> Fault {
     Fault::new(kind, format!("{what} cannot be used: {error}{hint}"))
 }
 
-fn unfit(reason: impl Into<String>) -> Fault {
+pub(crate) fn unfit(reason: impl Into<String>) -> Fault {
     Fault::new(StoreErrorKind::Unfit, reason)
 }

@@ -9,6 +9,7 @@ use tokio::sync::Semaphore;
 use crate::boot::Now;
 use crate::error::Fault;
 use crate::open;
+use crate::reading;
 use crate::writer::Shared;
 
 /// At most `readers_max` connections; who comes later waits.
@@ -50,6 +51,8 @@ impl Readers {
         let idle = self.idle.lock().pop();
         let conn = match idle {
             Some(conn) => conn,
+            // Made for each look: one that took the file for all there is must not outlive the moment.
+            None if shared.options.reading => reading::connect(&shared.options)?,
             None => {
                 let conn = open::connect(&shared.options)?;
                 conn.execute_batch("PRAGMA query_only = ON; PRAGMA cache_size = -1024")?;
@@ -58,7 +61,7 @@ impl Readers {
         };
         conn.execute_batch("BEGIN")?;
         let found = read(&conn, &shared.timeline.now());
-        if conn.execute_batch("ROLLBACK").is_ok() {
+        if conn.execute_batch("ROLLBACK").is_ok() && !shared.options.reading {
             self.idle.lock().push(conn);
         }
         found

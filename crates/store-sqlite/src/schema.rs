@@ -100,9 +100,7 @@ pub(crate) fn prepare(conn: &Connection, opened_ms: i64) -> Result<u64, Fault> {
     if let Some((version, min_reader)) = found
         && min_reader > VERSION
     {
-        return Err(unfit(format!(
-            "written by a newer release (schema {version}, readable from {min_reader} on; this release has {VERSION})"
-        )));
+        return Err(newer(version, min_reader));
     }
     let others = if found.is_none() && object_type(conn)?.is_none() { tables_of_others(conn)? } else { 0 };
     if object_type(conn)?.is_some() {
@@ -128,6 +126,33 @@ pub(crate) fn prepare(conn: &Connection, opened_ms: i64) -> Result<u64, Fault> {
         params![VERSION, MIN_READER_VERSION, opened_ms],
     )?;
     Ok(others)
+}
+
+/// Shows that this release can read the records, without writing.
+///
+/// # Errors
+/// `Unfit` with the reason, as [`prepare`] has it; also for a file of an older release, which an opening for work would change.
+pub(crate) fn check_readable(conn: &Connection) -> Result<(), Fault> {
+    if !exists(conn)? {
+        return Err(unfit("it holds no idempotency records".into()));
+    }
+    let (version, min_reader) = version(conn)?.unwrap_or((0, 0));
+    if min_reader > VERSION {
+        return Err(newer(version, min_reader));
+    }
+    if version < VERSION {
+        return Err(unfit(format!(
+            "written by an older release (schema {version}; this release has {VERSION}): a gateway of this release brings it up \
+             to date when it starts"
+        )));
+    }
+    check_table(conn, VERSION)
+}
+
+fn newer(version: i64, min_reader: i64) -> Fault {
+    unfit(format!(
+        "written by a newer release (schema {version}, readable from {min_reader} on; this release has {VERSION})"
+    ))
 }
 
 fn tables_of_others(conn: &Connection) -> Result<u64, Fault> {

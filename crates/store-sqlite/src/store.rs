@@ -20,6 +20,7 @@ use crate::error::Fault;
 use crate::open::{self, Durability, Opened, Options};
 use crate::purge::Purge;
 use crate::readers::Readers;
+use crate::reading;
 use crate::row::HashText;
 use crate::transaction::Transactions;
 use crate::writer::{self, Answer, Job, Queue, Shared};
@@ -98,8 +99,12 @@ impl SqliteStore {
             options.path = absolute;
         }
         let path = options.path.clone();
-        let opened = open::open(&options).map_err(|fault| fault.into_error("open", &path))?;
-        let Opened { conn, timeline, identity, others } = opened;
+        let opened = match options.reading {
+            true => reading::open(&options).map(|(timeline, identity)| (None, timeline, identity, 0)),
+            false => open::open(&options)
+                .map(|Opened { conn, timeline, identity, others }| (Some(conn), timeline, identity, others)),
+        };
+        let (conn, timeline, identity, others) = opened.map_err(|fault| fault.into_error("open", &path))?;
         let readers = Arc::new(Readers::new(options.readers_max));
         let shared = Arc::new(Shared {
             path,
@@ -113,15 +118,15 @@ impl SqliteStore {
             commits: AtomicU64::default(),
             operations: AtomicU64::default(),
         });
-        let its = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("onlyonce-sqlite".into());
-        let writer = thread.spawn(move || writer::run(&its, conn)).map_err(|error| {
-            StoreError::new(StoreErrorKind::Overloaded, "open")
-                .with_detail("no thread can be started for the writer")
-                .with_source(error)
-        })?;
+        let writer = match conn {
+            Some(conn) => Some(start_writer(&shared, conn)?),
+            None => {
+                shared.queue.close();
+                None
+            }
+        };
         let transactions = Arc::default();
-        Ok(Self(Arc::new(Inner { shared, readers, transactions, writer: Mutex::new(Some(writer)) })))
+        Ok(Self(Arc::new(Inner { shared, readers, transactions, writer: Mutex::new(writer) })))
     }
 
     /// How many tables of others there were in the file when this opening added ours to it; 0 where ours were there, and in a
@@ -167,6 +172,16 @@ impl SqliteStore {
         self.shared().queue.push(operation, job(answer))?;
         self.answered(operation, answered).await
     }
+}
+
+fn start_writer(shared: &Arc<Shared>, conn: Connection) -> Result<JoinHandle<()>, StoreError> {
+    let its = Arc::clone(shared);
+    let thread = std::thread::Builder::new().name("onlyonce-sqlite".into());
+    thread.spawn(move || writer::run(&its, conn)).map_err(|error| {
+        StoreError::new(StoreErrorKind::Overloaded, "open")
+            .with_detail("no thread can be started for the writer")
+            .with_source(error)
+    })
 }
 
 impl Inner {

@@ -415,9 +415,8 @@ impl Queue {
     fn open(&self, operation: &'static str) -> Result<MutexGuard<'_, Waiting>, StoreError> {
         let state = self.state.lock();
         if state.closed {
-            return Err(
-                StoreError::new(StoreErrorKind::Unavailable, operation).with_detail("the store is closed")
-            );
+            return Err(StoreError::new(StoreErrorKind::Unavailable, operation)
+                .with_detail("the store is closed, or open for reading alone"));
         }
         Ok(state)
     }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::*;
-use onlyonce_core::{ClaimOutcome, ClaimRequest, CompleteOutcome, Store, StoreErrorKind};
+use onlyonce_core::{ClaimOutcome, ClaimRequest, CompleteOutcome, Store, StoreAdmin, StoreErrorKind};
 use onlyonce_store_sqlite::{Durability, SqliteStore};
 
 const ROLE: &str = "ONLYONCE_SQLITE_TEST_ROLE";
@@ -44,6 +44,13 @@ async fn play(role: &str, path: &Path) {
     if role == "open" {
         match SqliteStore::open(path).await {
             Ok(_) => println!("\nopened"),
+            Err(error) => println!("\n{:?} {error}", error.kind()),
+        }
+        return;
+    }
+    if role == "look" {
+        match SqliteStore::options(path).reading().open().await {
+            Ok(store) => println!("\n{} completed", store.stats().await.unwrap().completed),
             Err(error) => println!("\n{:?} {error}", error.kind()),
         }
         return;
@@ -232,6 +239,68 @@ fn a_file_that_this_user_may_not_write_is_refused() {
     set(&file, 0o666);
     let said = opens(&file);
     assert!(said.contains("opened"), "{said}");
+}
+
+#[tokio::test]
+async fn a_held_lock_is_told_by_a_probe_and_hinders_no_look() {
+    let (_folder, path) = place();
+    let store = SqliteStore::options(&path).busy_timeout(Duration::from_millis(50)).open().await.unwrap();
+    acquired(store.claim(&op("k"), &hold()).await.unwrap());
+    // It is written in earnest, or a full disk would not be met.
+    let wal = || fs::metadata(format!("{}-wal", path.display())).unwrap().len();
+    let before = wal();
+    store.probe().await.unwrap();
+    assert!(wal() > before, "a page goes to the disk");
+    let other = rusqlite::Connection::open(&path).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    assert_eq!(store.probe().await.unwrap_err().kind(), StoreErrorKind::Timeout);
+    let reading = SqliteStore::options(&path).reading().open().await.unwrap();
+    assert_eq!(reading.stats().await.unwrap().in_progress, 1);
+    let refused = reading.claim(&op("other"), &hold()).await.unwrap_err();
+    assert_eq!(refused.kind(), StoreErrorKind::Unavailable);
+    other.execute_batch("ROLLBACK").unwrap();
+    store.probe().await.unwrap();
+    assert_eq!(reading.stats().await.unwrap().in_progress, 1, "each look is of the file as it is");
+    let missing = SqliteStore::options(path.with_extension("none")).reading().open().await.unwrap_err();
+    assert_eq!(missing.kind(), StoreErrorKind::Unfit);
+}
+
+#[test]
+fn who_may_not_write_can_look() {
+    let (folder, _) = place();
+    let program = program_for_all(folder.path());
+    let private = folder.path().join("folder");
+    fs::create_dir(&private).unwrap();
+    let file = private.join("a%3f #b.db");
+    let play = |role: &str, as_nobody: bool| {
+        let mut command = command(&program, role, &file);
+        if as_nobody && rustix::process::geteuid().is_root() {
+            command.uid(65534).gid(65534);
+        }
+        let mut child = command.spawn().unwrap();
+        let said: Vec<_> = lines(&mut child, "").collect();
+        assert!(child.wait().unwrap().success(), "{said:?}");
+        said.join("\n")
+    };
+    play("pair", false);
+    let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    // No -wal: the file is all there is. And where one may be made, it is the usual way.
+    for folder_mode in [0o555, 0o777] {
+        set(&file, 0o444);
+        set(&private, folder_mode);
+        let said = play("look", true);
+        set(&private, 0o777);
+        assert!(said.contains("1 completed"), "{folder_mode:o}: {said}");
+    }
+    // What is in the -wal alone is not passed over.
+    set(&file, 0o644);
+    let writer = rusqlite::Connection::open(&file).unwrap();
+    writer.execute_batch("PRAGMA wal_autocheckpoint = 0; CREATE TABLE t (x)").unwrap();
+    let _ = fs::remove_file(private.join("a%3f #b.db-shm"));
+    set(&private, 0o555);
+    let said = play("look", true);
+    set(&private, 0o777);
+    assert!(said.contains("Unfit") && said.contains("-wal"), "{said}");
 }
 
 // A copy where every user may run it.

@@ -1,8 +1,10 @@
 //! `onlyonce explain`: what an error code means, and what to do.
 
+use std::ffi::OsStr;
 use std::io::{Write, stdout};
 
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Arg, Command};
 use onlyonce_http::Code;
 use serde::Serialize;
 
@@ -15,11 +17,12 @@ use crate::output;
 #[command(after_help = "\
 Examples:
   onlyonce explain outcome-unknown
+  onlyonce explain urn:onlyonce:error:outcome-unknown
   onlyonce explain --list")]
 pub(crate) struct Explain {
-    /// The member `code` of the problem document
+    /// The member `code` of the problem document, or its `type`
     #[arg(hide_possible_values = true, required_unless_present = "list")]
-    #[arg(value_parser = PossibleValuesParser::new(PAGES.iter().map(|page| page.code)))]
+    #[arg(value_parser = CodeParser(PossibleValuesParser::new(PAGES.iter().map(|page| page.code))))]
     code: Option<String>,
     /// List all codes
     #[arg(long, conflicts_with = "code")]
@@ -27,6 +30,23 @@ pub(crate) struct Explain {
     /// Print JSON: an object, or with --list an array, of `code`, `status`, `retryable`, `title`
     #[arg(long)]
     json: bool,
+}
+
+/// A code as it stands in either member.
+#[derive(Clone)]
+struct CodeParser(PossibleValuesParser);
+
+impl TypedValueParser for CodeParser {
+    type Value = String;
+
+    fn parse_ref(&self, cmd: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<String, clap::Error> {
+        let code = value.to_str().and_then(|text| text.strip_prefix("urn:onlyonce:error:"));
+        self.0.parse_ref(cmd, arg, code.map_or(value, OsStr::new))
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        self.0.possible_values()
+    }
 }
 
 /// A page of docs/errors, part of the binary so that it fits the release.
@@ -155,6 +175,16 @@ mod tests {
             .map(|name| name.strip_suffix(".md").unwrap_or_else(|| panic!("{name} is not a page")).to_owned())
             .collect();
         assert_eq!(files.iter().map(String::as_str).collect::<BTreeSet<_>>(), codes);
+    }
+
+    #[test]
+    fn a_code_is_read_from_either_member() {
+        let parser = CodeParser(PossibleValuesParser::new(PAGES.iter().map(|page| page.code)));
+        let read = |text: &str| parser.parse_ref(&Command::new("explain"), None, OsStr::new(text)).ok();
+        for text in ["key-reused", "urn:onlyonce:error:key-reused"] {
+            assert_eq!(read(text).as_deref(), Some("key-reused"), "{text}");
+        }
+        assert_eq!((read("urn:onlyonce:error:nonsense"), read("urn:other:key-reused")), (None, None));
     }
 
     #[test]

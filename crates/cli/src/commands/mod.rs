@@ -12,6 +12,7 @@ pub(crate) mod inbox;
 pub(crate) mod keys;
 mod operator;
 pub(crate) mod prove;
+mod secret;
 pub(crate) mod serve;
 mod tls;
 mod units;

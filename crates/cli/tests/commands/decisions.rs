@@ -36,7 +36,9 @@ async fn find_looks_in_every_scope_and_tells_what_became_of_the_key() {
         "unknown"
     );
     fixture.keys(&["find", "k9"]).failed(1, &["no record has the key \"k9\""]);
-    fixture.keys(&["find", "k1", "--scope-of", "Bearer hunter2"]).failed(1, &["no record of that caller"]);
+    fixture
+        .keys(&["find", "k1", "--scope-of", "Bearer hunter2"])
+        .failed(1, &["no record of that caller", "other scopes have the key: \"m1\""]);
     fixture.keys(&["find", "k1", "--scope-of", "x", "--scope", "m1"]).failed(2, &["cannot be used with"]);
     fixture.keys(&["find", "k1", "--scope-secret-file", "x"]).failed(2, &["--scope-of"]);
 }
@@ -50,12 +52,13 @@ async fn a_credential_may_be_kept_out_of_the_command_line() {
     let by_file = fixture.keys(&["find", "k1", "--scope-of", &file]);
     let by_value = fixture.keys(&["find", "k1", "--scope-of", "Bearer tok-1"]);
     assert_eq!((by_file.code, &by_file.stderr), (by_value.code, &by_value.stderr));
-    by_file.failed(1, &["no record of that caller"]);
+    by_file.failed(1, &["no record of that caller", "other scopes have the key: \"m1\""]);
     fixture.keys(&["find", "k1", "--scope-of", "@/nonexistent"]).failed(74, &["--scope-of"]);
     fixture
         .keys(&["find", "k1", "--scope-of", "Digest hunter2"])
         .failed(2, &["--scope-of", "change with every request"]);
     fixture.keys(&["find", "k1", "--scope-of", "-"]).failed(2, &["nothing to read"]);
+    fixture.keys(&["find", "k1", "--scope-of", "tok-1"]).failed(2, &["write 'Bearer TOKEN'"]);
 }
 
 #[tokio::test]
@@ -71,7 +74,7 @@ async fn forget_gives_up_a_reply_and_nothing_else() {
     let said = forget("done").ok().stdout;
     assert!(said.starts_with("forgot done: the next request with it runs again"), "{said}");
     assert!(said.contains("up to 60 seconds"), "{said}");
-    forget("done").failed(1, &["has no reply"]);
+    forget("done").failed(1, &["is free already", "nothing was changed"]);
     assert!(matches!(fixture.retry(&done).await, ClaimOutcome::Acquired(lease) if lease.attempt == 2));
     assert!(matches!(fixture.retry(&live).await, ClaimOutcome::InProgress { .. }));
     assert!(matches!(fixture.retry(&unknown).await, ClaimOutcome::Unknown { .. }));
@@ -152,7 +155,21 @@ async fn a_file_with_one_wrong_line_changes_nothing() {
         let file = decided(&fixture, &[good.clone(), wrong]);
         let run = fixture.keys(&["resolve", "--file", &file, "--reason", "r"]);
         run.failed(65, &["line 2 of the file", why, "nothing was changed"]);
+        assert!(!run.stderr.contains("line 1 column"), "one line is named: {}", run.stderr);
     }
+    let file = decided(&fixture, &[json!({"key": "k2", "status": 200, "headers": [["x-a", "\u{1}"]]})]);
+    fixture
+        .keys(&["resolve", "--file", &file, "--reason", "r"])
+        .failed(65, &["the value of x-a is not visible"]);
+    std::fs::write(fixture.path("bom"), "\u{feff}{\"key\": \"k9\", \"status\": 200}\n").unwrap();
+    let bom = fixture.path("bom");
+    let run = fixture.keys(&["resolve", "--file", text(&bom), "--reason", "r"]);
+    assert!(
+        run.code == 1 && run.stdout.contains("line 1: no record has the key"),
+        "{} {}",
+        run.stdout,
+        run.stderr
+    );
     let file = decided(&fixture, &[]);
     fixture.keys(&["resolve", "--file", &file, "--reason", "r"]).failed(65, &["no line"]);
     fixture.keys(&["resolve", "k1", "--file", &file, "--reason", "r"]).failed(2, &["cannot be used with"]);

@@ -93,9 +93,18 @@ async fn a_wrong_command_line_is_exit_code_2() {
     let secret = run(&["keys", "list", "--store", "oracle://u:hunter2@h/db"]);
     secret.failed(2, &["`oracle:` is not supported by this release; supported: sqlite:FILE"]);
     assert!(!secret.stderr.contains("hunter2"), "{}", secret.stderr);
-    for slip in ["redis//u:hunter2@h", "POSTGRES://u:hunter2@h/db", ""] {
+    for command in [
+        &["serve", "--upstream", "http://u:hunter2@h"][..],
+        &["serve", "--upstream", "ftp://u:hunter2@h"],
+        &["check", "http://u:hunter2@h/pay"],
+        &["inbox", "apply", "--http", "http://u:hunter2@h/pay"],
+    ] {
+        let refused = run(command);
+        assert!(refused.code == 2 && !refused.stderr.contains("hunter2"), "{command:?}: {}", refused.stderr);
+    }
+    for slip in ["redis//u:hunter2@h", "post gres://u:hunter2@h/db", ""] {
         let refused = run(&["keys", "list", "--store", slip]);
-        refused.failed(2, &["a store needs a scheme, in lower case", "sqlite:FILE"]);
+        refused.failed(2, &["a store needs a scheme", "sqlite:FILE"]);
         assert!(!refused.stderr.contains("hunter2"), "{}", refused.stderr);
     }
     run(&["nonsense"]).failed(2, &["nonsense"]);

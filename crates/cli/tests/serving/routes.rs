@@ -219,8 +219,29 @@ async fn browsers_and_look_ups_are_options() {
         assert_eq!(refused.code(), "key-missing");
         assert_eq!(refused.header("access-control-allow-origin"), Some("https://app.example"));
         assert_eq!(refused.header("access-control-allow-credentials"), Some("true"));
-        let absent = client.get("/.well-known/idempotency/other").send().await.unwrap();
+        let look = |method: &str| {
+            let method = method.parse().unwrap();
+            let request = client.request(method, "/.well-known/idempotency/other");
+            request.header("origin", "https://app.example")
+        };
+        let absent = look("GET").send().await.unwrap();
         assert_eq!((absent.status, &absent.json()["state"]), (200, &"absent".into()));
+        assert_eq!(absent.header("access-control-allow-origin"), Some("https://app.example"));
+        let preflight = look("OPTIONS")
+            .header("access-control-request-method", "GET")
+            .header("access-control-request-headers", "authorization")
+            .send()
+            .await
+            .unwrap();
+        assert_eq!((preflight.status, preflight.body.len()), (204, 0));
+        for (name, value) in [
+            ("access-control-allow-origin", "https://app.example"),
+            ("access-control-allow-credentials", "true"),
+            ("access-control-allow-methods", "GET, HEAD"),
+            ("access-control-allow-headers", "authorization"),
+        ] {
+            assert_eq!(preflight.header(name), Some(value), "{name}");
+        }
     }
     gateway.client().post("/pay").key("k").send().await.unwrap();
     let found = gateway.client().get("/.well-known/idempotency/k").send().await.unwrap();

@@ -132,9 +132,6 @@ impl Spec {
         let live = rec.lease_end > self.now;
         let (state, lease_left, reply, expired) = match rec.stage {
             Stage::Working if live => (StateName::InProgress, Some(rec.lease_end - self.now), None, false),
-            Stage::Working if rec.policy == OnLeaseEnd::TakeOver => {
-                (StateName::InProgress, None, None, false)
-            }
             Stage::Working | Stage::Marked => (StateName::Unknown, None, None, false),
             Stage::Freed => (StateName::Freed, None, None, false),
             Stage::Done { reply, expires } => (StateName::Completed, None, Some(reply), expires <= self.now),

@@ -1,10 +1,10 @@
-//! Whether the store answers, asked rarely however often it is asked for.
+//! Whether the store answers and takes writes, asked rarely however often it is asked for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use onlyonce_core::{Key, ListQuery, OperationId, Scope, StateName, StoreAdmin};
+use onlyonce_core::{ListQuery, StateName, StoreAdmin};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
@@ -43,7 +43,7 @@ impl Health {
         }))
     }
 
-    /// Whether the store answers; else why not.
+    /// Whether the store answers and takes a write; else why not.
     pub(super) async fn store(&self) -> Result<(), String> {
         let state = &*self.0;
         let mut last = state.last.lock().await;
@@ -52,10 +52,8 @@ impl Health {
         {
             return answer.clone();
         }
-        let key = Key::new("onlyonce readiness probe").expect("a valid key");
-        let nobodys = OperationId { scope: Scope::anonymous(), key };
-        let answer = match timeout(state.patience, state.store.show(&nobodys)).await {
-            Ok(Ok(_)) => Ok(()),
+        let answer = match timeout(state.patience, state.store.probe()).await {
+            Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(error.to_string()),
             Err(_) => Err(format!("no answer within {:?}", state.patience)),
         };

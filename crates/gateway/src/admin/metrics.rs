@@ -177,12 +177,12 @@ impl Collector for OfEngine {
         gauge(encoder, "buffered_bytes", help, self.layer.buffered_bytes())?;
         let help = "Seconds since the purge of expired records left nothing behind";
         gauge(encoder, "purge_lag_seconds", help, idem.purge_lag().as_secs())?;
-        let help = "Outcomes that nobody knows and that wait for an operator; more than 1000 are not counted";
+        let help = "Outcomes that nobody knows, under retry those too that a retry may run again; more than 1000 are not counted";
         gauge(encoder, "unknown_records", help, self.health.unknown())?;
         gauge(
             encoder,
             "store_up",
-            "Whether the store answered when it was last asked",
+            "Whether the store took a write when it was last asked, by a look at these metrics or at /readyz",
             usize::from(self.health.is_up()),
         )
     }

@@ -270,7 +270,7 @@ async fn a_connection_without_requests_is_closed_however_alive_its_client_is() {
     ] {
         let mut client = Frames::open(gateway.addr).await;
         client.connection.write(opening).await;
-        let opened = std::time::Instant::now();
+        let opened = tokio::time::Instant::now();
         let mut came = client.read(QUIET / 3).await;
         while !came.gone_away && opened.elapsed() < 20 * idle {
             client.connection.write(trickle.clone()).await;

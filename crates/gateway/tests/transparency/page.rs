@@ -17,7 +17,8 @@ const BESIDE: &str = "
 
 - A service of HTTP/2 that takes no extended CONNECT gets the WebSocket of a client of HTTP/1.1 as a plain GET; a client of HTTP/2 gets 502.
   nginx offers no extended CONNECT to anybody.
-- Interim answers (103) reach clients of HTTP/1.1 alone: the HTTP/2 implementation has no way to send them. The answer itself is the same.
+- Interim answers (103) reach clients of HTTP/1.1 alone: the HTTP/2 implementation has no way to send them. The answer itself is the same. Of those that
+  come faster than a client takes them 16 are kept.
 - In TLS to the service behind (`https://`, `h2://`) the same bytes go over it; a connection that ends without its goodbye is not the
   end of a reply.
 ";

@@ -16,6 +16,7 @@ on_every_store! {
     h10_a_reply_is_recorded_before_its_first_byte_leaves,
     h12_a_panic_is_a_500_and_its_outcome_unknown,
     h12_under_takeover_a_retry_runs_again_after_the_lease,
+    the_last_attempt_asks_for_no_retry,
     work_past_its_time_is_unknown_and_its_late_end_resolves_it,
     the_handler_gets_attempt_and_downstream_keys,
 }
@@ -117,6 +118,14 @@ async fn h12_under_takeover_a_retry_runs_again_after_the_lease(store: TestStore)
     assert_eq!((&answer.json()["retryable"], answer.header("retry-after")), (&true.into(), Some("1")));
     let retry = server.pay("k", "1").await;
     assert_eq!((retry.status, retry.text()), (200, "run 2, attempt 2"));
+}
+
+async fn the_last_attempt_asks_for_no_retry(store: TestStore) {
+    let options = ServerOptions::new(&store).lease(Duration::from_secs(1));
+    let server = options.policy(|policy| policy.max_attempts = 1).start(|layer| layer, panics_first).await;
+    let answer = server.pay("k", "1").await;
+    assert_problem(&answer, 500, "handler-panicked");
+    assert_eq!((&answer.json()["retryable"], answer.header("retry-after")), (&false.into(), None));
 }
 
 async fn work_past_its_time_is_unknown_and_its_late_end_resolves_it(store: TestStore) {

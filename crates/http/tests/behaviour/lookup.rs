@@ -1,12 +1,15 @@
 //! The status of a key, asked for by the client that sent it.
 
-use onlyonce_core::{Key, OperationId, OperatorAction, Scope, Target};
+use std::time::Duration;
+
+use onlyonce_core::{Key, ListQuery, OperationId, OperatorAction, Scope, StateName, Target};
 use testkit::{ClientResponse, wait_until};
 
 use crate::harness::{Gate, Hit, Server, ServerOptions, TestStore, assert_problem, on_every_store, reply};
 
 on_every_store! {
     a_key_is_absent_in_progress_completed_or_unknown,
+    out_of_attempts_it_is_unknown_for_everybody,
     a_look_up_stays_in_the_callers_scope_and_runs_nothing,
     keys_are_percent_encoded,
     without_the_option_the_path_is_the_services,
@@ -58,12 +61,39 @@ async fn a_key_is_absent_in_progress_completed_or_unknown(store: TestStore) {
     assert!(is_time(&done["expires"]), "{done}");
     let unknown = look(&server, "lost").await.json();
     assert!(unknown["state"] == "unknown" && is_time(&unknown["since"]), "{unknown}");
+    assert_eq!(unknown["retryable"], false, "held");
 
     let id = OperationId { scope: Scope::anonymous(), key: Key::new("lost").unwrap() };
     let action =
         OperatorAction { actor: "me".into(), reason: "it did not happen".into(), target: Target::Undecided };
     store.admin.free(&id, &action).await.unwrap();
     assert_eq!(look(&server, "lost").await.json()["state"], "absent", "freed: a retry runs");
+    assert_eq!(server.runs(), 2);
+}
+
+async fn out_of_attempts_it_is_unknown_for_everybody(store: TestStore) {
+    let admin = store.admin.clone();
+    let retry =
+        ServerOptions::new(&store).lease(Duration::from_secs(1)).policy(|policy| policy.max_attempts = 2);
+    let lost = |_: Hit| async { reply(504, "lost") };
+    let server = retry.start(|layer| layer.status_lookup(admin), lost).await;
+    for (attempt, runs_again) in [(1, true), (2, false)] {
+        server.pay("k", "1").await;
+        let state = testkit::wait_for("the lease is over", async || {
+            let state = look(&server, "k").await.json();
+            (state["state"] == "unknown").then_some(state)
+        })
+        .await;
+        assert_eq!(
+            (&state["attempt"], &state["retryable"]),
+            (&attempt.into(), &runs_again.into()),
+            "{state}"
+        );
+        let query = ListQuery { state: Some(StateName::Unknown), ..ListQuery::default() };
+        assert_eq!(store.admin.list(&query).await.unwrap().records.len(), 1, "operators find it too");
+        assert_eq!(store.admin.stats().await.unwrap().unknown, 1);
+    }
+    assert_problem(&server.pay("k", "1").await, 409, "outcome-unknown");
     assert_eq!(server.runs(), 2);
 }
 

@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use http::Method;
 use onlyonce_check::{EffectSource, KeyStyle, Options, Profile, Target, catalogue};
 
+use crate::commands::secret::Unrepeated;
 use crate::commands::units::duration;
 use crate::failure::Failure;
 
@@ -32,7 +33,7 @@ Examples:
       --effect-url https://test.example.com/balance --effect-pointer /available --profile strict --html report.html")]
 pub(crate) struct Check {
     /// Where the operation is
-    #[arg(value_parser = Target::parse)]
+    #[arg(value_parser = Unrepeated(Target::parse))]
     url: Target,
     /// The body of the operation, or @FILE; {{unique}} in it is replaced by text that is new for each key
     #[arg(long, value_name = "BODY", default_value = "", hide_default_value = true)]
@@ -57,7 +58,7 @@ pub(crate) struct Check {
     key_style: KeyStyleArg,
 
     /// A URL whose answer shows the effect as a number: a balance, a count
-    #[arg(long, value_name = "URL", value_parser = Target::parse, help_heading = "The effect")]
+    #[arg(long, value_name = "URL", value_parser = Unrepeated(Target::parse), help_heading = "The effect")]
     effect_url: Option<Target>,
     /// Where in the JSON of --effect-url the number is (RFC 6901), such as /balance; a list counts its entries
     #[arg(long, value_name = "POINTER", requires = "effect_url", help_heading = "The effect")]

@@ -13,6 +13,7 @@ use onlyonce_inbox::{
 };
 
 use super::Database;
+use crate::commands::secret::Unrepeated;
 use crate::commands::tls;
 use crate::failure::Failure;
 
@@ -60,7 +61,7 @@ pub(super) struct Handling {
     exec: Option<String>,
     /// Post the message here, its key in the header Idempotency-Key; the answer's body is the response. 2xx is done, 4xx but
     /// 408, 425 and 429 a failure for good; anything else leaves no record
-    #[arg(long, value_name = "URL", group = "work")]
+    #[arg(long, value_name = "URL", group = "work", value_parser = Unrepeated(str::parse::<HttpUrl>))]
     http: Option<HttpUrl>,
     /// A file of certificate authorities (PEM) that the certificate of an https URL must be from, instead of the system's
     #[arg(long, value_name = "FILE", requires = "http", conflicts_with_all = ["exec", "sql"])]

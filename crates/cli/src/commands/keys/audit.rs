@@ -41,7 +41,7 @@ struct EntriesJson<'a> {
 
 impl Audit {
     pub(super) async fn run(self) -> Result<(), Failure> {
-        let store = self.store.open_existing().await?;
+        let store = self.store.open_reading().await?;
         let entries = self.entries(&*store).await?;
         let mut out = stdout().lock();
         match self.json {

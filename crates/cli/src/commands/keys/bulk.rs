@@ -86,6 +86,8 @@ impl Bulk {
                 "--file is over the limit of {FILE_BYTES_MAX} bytes; split it"
             )));
         }
+        // As programs for Windows begin a file.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
         let mut decisions: Vec<Decision> = Vec::new();
         let mut seen: HashMap<(Option<Scope>, Key), usize> = HashMap::new();
         for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
@@ -166,7 +168,7 @@ async fn resolve(
 
 fn decision(line: usize, text: &str) -> Result<Decision, String> {
     let Line { key, scope, status, headers, body, body_encoding, reason } =
-        serde_json::from_str(text).map_err(|error| error.to_string())?;
+        serde_json::from_str(text).map_err(|error| unplaced(&error))?;
     if !(200..=599).contains(&status) {
         return Err(format!("status {status} is none of 200 to 599"));
     }
@@ -190,6 +192,15 @@ fn decision(line: usize, text: &str) -> Result<Decision, String> {
         reply,
         reason: reason.as_deref().map(one_line).transpose().map_err(|error| format!("reason: {error}"))?,
     })
+}
+
+/// What is wrong and in which column: the line of the file is said, and the document has but one.
+fn unplaced(error: &serde_json::Error) -> String {
+    let (text, column) = (error.to_string(), error.column());
+    match text.strip_suffix(&format!(" at line {} column {column}", error.line())) {
+        Some(why) => format!("{why}, at column {column}"),
+        None => text,
+    }
 }
 
 impl Outcome {

@@ -44,19 +44,20 @@ impl Find {
     pub(super) async fn run(self) -> Result<(), Failure> {
         let key = Key::new(&self.key).map_err(|error| Failure::Usage(format!("KEY: {error}")))?;
         let scope = self.whose.scope()?;
-        let store = self.store.open_existing().await?;
+        let store = self.store.open_reading().await?;
         let (records, more) = match scope {
             Some(scope) => {
-                let id = OperationId { scope, key };
+                let id = OperationId { scope, key: key.clone() };
                 (store.show(&id).await?.into_iter().collect(), false)
             }
-            None => everywhere(&*store, key, self.limit).await?,
+            None => everywhere(&*store, key.clone(), self.limit).await?,
         };
         if records.is_empty() {
             let whose = if self.whose.scope_of.is_empty() { "" } else { " of that caller" };
             return Err(Failure::Refused(format!(
-                "no record{whose} has the key {:?}: it was never claimed, was released, or has expired and was purged",
-                self.key
+                "no record{whose} has the key {:?}: it was never claimed, was released, or has expired and was purged{}",
+                self.key,
+                super::elsewhere(&*store, &key).await?
             )));
         }
         let mut out = stdout().lock();

@@ -2,7 +2,7 @@
 
 use std::io::{Write, stdout};
 
-use onlyonce_core::{OperatorAction, Target};
+use onlyonce_core::{OperatorAction, OperatorOutcome, StateName, Target};
 
 use super::{Which, done};
 use crate::commands::operator::{one_line, user_name};
@@ -41,7 +41,16 @@ impl Forget {
         let id = self.which.find(&*store).await?;
         let actor = self.actor.unwrap_or_else(user_name);
         let action = OperatorAction { actor, reason: self.reason, target: Target::Completed };
-        let record = done(store.free(&id, &action).await?, &id)?;
+        let outcome = store.free(&id, &action).await?;
+        if outcome == OperatorOutcome::NoReply
+            && store.show(&id).await?.is_some_and(|record| record.state == StateName::Freed)
+        {
+            return Err(Failure::Refused(format!(
+                "{:?} is free already, and nothing was changed: the next request with it runs",
+                id.key.as_str()
+            )));
+        }
+        let record = done(outcome, &id)?;
         let mut out = stdout().lock();
         match self.json {
             true => output::json(&mut out, &RecordJson::from(&*record))?,

@@ -78,7 +78,7 @@ impl List {
             after: self.after.as_deref().map(after).transpose()?,
             limit: self.limit,
         };
-        let page = self.store.open_existing().await?.list(&query).await?;
+        let page = self.store.open_reading().await?.list(&query).await?;
         let mut out = stdout().lock();
         match self.json {
             true => output::json(&mut out, &PageJson::from(&page))?,

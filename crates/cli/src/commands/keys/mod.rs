@@ -132,6 +132,23 @@ async fn alone(store: &dyn StoreAdmin, key: Key) -> Result<OperationId, Failure>
     }
 }
 
+/// What is added where a key is not in the scope that was named: where else it is.
+async fn elsewhere(store: &dyn StoreAdmin, key: &Key) -> Result<String, Failure> {
+    let query = ListQuery { key: Some(key.clone()), limit: SCOPES_SHOWN as u32 + 1, ..ListQuery::default() };
+    let found = store.list(&query).await?.records;
+    if found.is_empty() {
+        return Ok(String::new());
+    }
+    let more = if found.len() > SCOPES_SHOWN { ", …" } else { "" };
+    let scopes: Vec<String> =
+        found.iter().take(SCOPES_SHOWN).map(|record| format!("{:?}", record.id.scope.as_str())).collect();
+    Ok(format!(
+        "; other scopes have the key: {}{more}. A scope is made of all of the credential, of the option that names it \
+         (--scope-header, --scope-cookie) and of the gateway's --scope-secret-file",
+        scopes.join(", ")
+    ))
+}
+
 impl Why {
     fn action(&self) -> OperatorAction {
         let actor = self.actor.clone().unwrap_or_else(user_name);

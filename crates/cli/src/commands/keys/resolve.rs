@@ -134,8 +134,8 @@ fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
 pub(super) fn header_pair(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), String> {
     let name =
         HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is not a header name"))?;
-    let value =
-        HeaderValue::from_str(value.trim()).map_err(|_| "the value is not visible ASCII".to_owned())?;
+    let value = HeaderValue::from_str(value.trim())
+        .map_err(|_| format!("the value of {name} is not visible ASCII"))?;
     if is_never_stored(&name) || name == TRAILER || name.as_str().starts_with("idempotency-") {
         return Err(format!("{name} is made anew for each answer and never stored"));
     }

@@ -54,7 +54,7 @@ impl Whose {
         let mut names = Vec::new();
         for given in &self.scope_of {
             let text = credential(given)?;
-            let (name, value) = split(&text);
+            let (name, value) = split(&text)?;
             let value = HeaderValue::from_str(value)
                 .map_err(|_| Failure::Usage("--scope-of: what is given is no value of a header".into()))?;
             headers.append(&name, value);
@@ -62,13 +62,21 @@ impl Whose {
                 names.push(name);
             }
         }
+        if headers.values().all(HeaderValue::is_empty) {
+            return Err(Failure::Usage("--scope-of: the value is empty, and no caller has it".into()));
+        }
         let source = match &names[..] {
             [name] if name == AUTHORIZATION => ScopeSource::Authorization,
             [name] if name == COOKIE => {
                 let value = headers[COOKIE].as_bytes();
                 let end = value.iter().position(|byte| *byte == b'=').filter(|end| *end > 0);
-                let Some(end) = end else {
-                    return Err(Failure::Usage("--scope-of: write a cookie as 'Cookie: NAME=VALUE'".into()));
+                let is_one = self.scope_of.len() == 1 && !value.contains(&b';');
+                let Some(end) = end.filter(|end| is_one && *end + 1 < value.len()) else {
+                    return Err(Failure::Usage(
+                        "--scope-of: write the one cookie that the gateway's --scope-cookie names, as \
+                         'Cookie: NAME=VALUE'"
+                            .into(),
+                    ));
                 };
                 ScopeSource::Cookie(String::from_utf8_lossy(value[..end].trim_ascii()).into_owned())
             }
@@ -103,10 +111,26 @@ fn credential(given: &str) -> Result<String, Failure> {
 }
 
 /// A header line, or the value of Authorization alone: no scheme is followed by a colon.
-fn split(text: &str) -> (HeaderName, &str) {
-    let line = text.split_once(':').filter(|(_, value)| value.starts_with([' ', '\t']));
+fn split(text: &str) -> Result<(HeaderName, &str), Failure> {
+    let line = text.split_once(':').filter(|(_, value)| value.is_empty() || value.starts_with([' ', '\t']));
     let named = line.and_then(|(name, value)| Some((HeaderName::try_from(name).ok()?, value.trim())));
-    named.unwrap_or((AUTHORIZATION, text.trim()))
+    if let Some(named) = named {
+        return Ok(named);
+    }
+    // A token alone is no value of Authorization that a client of a gateway sends, but for those that say so.
+    let text = text.trim();
+    let is_scheme =
+        |scheme: &str| scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b));
+    match text.split_once(' ') {
+        Some((scheme, credential)) if is_scheme(scheme) && !credential.trim().is_empty() => {
+            Ok((AUTHORIZATION, text))
+        }
+        _ => Err(Failure::Usage(
+            "--scope-of: write 'Bearer TOKEN' (a scheme and its credential), or a header with its name: \
+             'Authorization: VALUE', 'Cookie: NAME=VALUE', 'NAME: VALUE'"
+                .into(),
+        )),
+    }
 }
 
 #[cfg(test)]
@@ -129,7 +153,18 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_told_without_its_value() {
-        for wrong in ["Cookie: hunter2", "Bearer \u{1}hunter2", "Digest hunter2", "@/nonexistent/file"] {
+        for wrong in [
+            "Cookie: hunter2",
+            "Cookie: sid=hunter2; theme=dark",
+            "Cookie: hunter2=",
+            "Bearer \u{1}hunter2",
+            "Digest hunter2",
+            "hunter2",
+            "Bearer ",
+            "X-hunter2:",
+            "",
+            "@/nonexistent/file",
+        ] {
             let whose = Whose { scope_of: vec![wrong.into()], ..Whose::default() };
             let error = whose.scope().unwrap_err().to_string();
             assert!(error.contains("--scope-of") && !error.contains("hunter2"), "{error}");

@@ -5,7 +5,7 @@ use std::io::{Write, stdout};
 use onlyonce_core::{RecordView, Reply};
 use onlyonce_http::RequestOrigin;
 
-use super::{Which, done};
+use super::Which;
 use crate::failure::Failure;
 use crate::output::{self, RecordJson};
 use crate::store_url::StoreArg;
@@ -31,11 +31,18 @@ const BODY_BYTES_SHOWN: usize = 4096;
 
 impl Show {
     pub(super) async fn run(self) -> Result<(), Failure> {
-        let store = self.store.open_existing().await?;
+        let store = self.store.open_reading().await?;
         let id = self.which.find(&*store).await?;
         let record = match store.show(&id).await? {
             Some(record) => record,
-            None => *done(onlyonce_core::OperatorOutcome::Absent, &id)?,
+            None => {
+                return Err(Failure::Refused(format!(
+                    "no record has the key {:?} in the scope {:?}, or it has expired{}",
+                    id.key.as_str(),
+                    id.scope.as_str(),
+                    super::elsewhere(&*store, &id.key).await?
+                )));
+            }
         };
         let mut out = stdout().lock();
         match self.json {

@@ -22,16 +22,20 @@ pub(super) struct Stats {
 
 impl Stats {
     pub(super) async fn run(self) -> Result<(), Failure> {
-        let stats = self.store.open_existing().await?.stats().await?;
+        let stats = self.store.open_reading().await?.stats().await?;
         let mut out = stdout().lock();
         if self.json {
             output::json(&mut out, &StatsJson::from(&stats))?;
             return Ok(());
         }
         let counts = [
-            ("in_progress", stats.in_progress, "a live lease, or one that may be taken over"),
+            ("in_progress", stats.in_progress, "an owner is at work"),
             ("completed", stats.completed, "every retry gets the stored reply"),
-            ("unknown", stats.unknown, "waiting for resolve or release"),
+            (
+                "unknown",
+                stats.unknown,
+                "waiting for resolve or release, or for a retry that may run it again",
+            ),
             ("freed", stats.freed, "released by an operator, not yet run again"),
             ("expired", stats.expired, "waiting for purge"),
         ];

@@ -64,7 +64,7 @@ const REST: u32 = 4;
 
 impl Watch {
     pub(super) async fn run(self) -> Result<(), Failure> {
-        let store = self.store.open_existing().await?;
+        let store = self.store.open_reading().await?;
         let live = stdout().is_terminal() && !self.json;
         let _screen = live.then(Screen::enter).transpose()?;
         let looks = self.count.unwrap_or(u64::MAX);
@@ -167,16 +167,24 @@ impl Screen {
         Ok(Self)
     }
 
-    /// As much of it as has room: what is scrolled away on this screen cannot be scrolled back to.
     fn draw(out: &mut impl Write, text: &[u8]) -> Result<(), Failure> {
-        let rows = rustix::termios::tcgetwinsize(stdout()).map_or(0, |size| usize::from(size.ws_row));
-        let rows = if rows == 0 { usize::MAX } else { rows.saturating_sub(1).max(1) };
+        let size = rustix::termios::tcgetwinsize(stdout());
+        let (rows, columns) = size.map_or((0, 0), |size| (size.ws_row.into(), size.ws_col.into()));
         out.write_all(b"\x1b[H\x1b[2J")?;
-        for line in text.split_inclusive(|byte| *byte == b'\n').take(rows) {
-            out.write_all(line)?;
-        }
-        Ok(())
+        Ok(out.write_all(fitted(&String::from_utf8_lossy(text), rows, columns).as_bytes())?)
     }
+}
+
+/// As much of it as has room on a screen of this size, 0 where that is not known: what is scrolled away cannot be scrolled back
+/// to, and a line that is broken takes the room of two.
+fn fitted(text: &str, rows: usize, columns: usize) -> String {
+    let rows = if rows == 0 { usize::MAX } else { rows.saturating_sub(1).max(1) };
+    let columns = if columns == 0 { usize::MAX } else { columns };
+    let cut = |line: &str| match line.char_indices().nth(columns) {
+        Some(_) => line.chars().take(columns - 1).chain(['…']).collect(),
+        None => line.to_owned(),
+    };
+    text.lines().take(rows).map(|line| cut(line) + "\n").collect()
 }
 
 impl Drop for Screen {
@@ -184,5 +192,19 @@ impl Drop for Screen {
         let mut out = stdout().lock();
         // A terminal that is gone needs nothing.
         let _ = out.write_all(b"\x1b[?25h\x1b[?1049l").and_then(|()| out.flush());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_fits_the_screen() {
+        let text = "one\ntwo and more\nthree\nfour\n";
+        assert_eq!(fitted(text, 4, 7), "one\ntwo an…\nthree\n");
+        assert_eq!(fitted(text, 1, 3), "one\n");
+        assert_eq!(fitted(text, 0, 0), text);
+        assert_eq!(fitted("é€ü\n", 9, 3), "é€ü\n");
     }
 }

@@ -30,11 +30,11 @@ Examples:
   onlyonce serve --upstream http://127.0.0.1:3000 --scope-header X-Account --on-unknown retry
 
 A file of options holds a line for each, by its long name: upstream = \"http://127.0.0.1:3000\", wait = \"2s\",
-guard = [\"POST /v1/charges/*\"], expires = true. What the command line says goes before the file.
+guard = [\"POST /v1/charges/*\"], expires = true. What the command line says goes before the environment (ONLYONCE_STORE), and both before the file.
 
 The store, the scope and what else an operator should know are printed at the start. SIGTERM finishes what runs.")]
 pub(crate) struct Serve {
-    /// A file of options (TOML), by their long names; the command line goes before it
+    /// A file of options (TOML), by their long names; the command line and ONLYONCE_STORE go before it
     // Read before the command line is: here it is in the help, and its value in the banner.
     #[arg(long, value_name = "FILE")]
     pub(super) config: Option<PathBuf>,

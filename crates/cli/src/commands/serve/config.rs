@@ -74,6 +74,12 @@ impl File {
                 check(serve, argument).map_err(|why| self.wrong(at, Some(name), &why))?;
             }
             let source = said.value_source(arg.get_id().as_str());
+            if source == Some(ValueSource::EnvVariable)
+                && let Some(variable) = arg.get_env()
+            {
+                let (file, variable) = (&self.name, variable.to_string_lossy());
+                eprintln!("note: {variable} is set, and goes before `{name}` of {file}");
+            }
             if !matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable)) {
                 options.extend(arguments.into_iter().map(OsString::from));
             }

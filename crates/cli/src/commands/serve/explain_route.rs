@@ -5,13 +5,21 @@ use std::io::{Write, stdout};
 use http::{Method, Request, Uri};
 use onlyonce_core::OnLeaseEnd;
 use onlyonce_gateway::routes::Because;
-use onlyonce_http::Guarded;
+use onlyonce_http::{Guarded, LOOKUP_PREFIX};
 
 use super::{Serve, banner};
 use crate::failure::Failure;
 
 pub(super) fn print(serve: &Serve, route: &str) -> Result<(), Failure> {
     let (method, target) = read(route)?;
+    let looks = matches!(method, Method::GET | Method::HEAD) && target.path().starts_with(LOOKUP_PREFIX);
+    if serve.policy.status_lookup && !serve.guard.unguarded && looks {
+        return Ok(write!(
+            stdout().lock(),
+            "request      {method} {target}\nguarded      no: the gateway answers what became of the key, and nothing is run\n\
+             because      --status-lookup\n"
+        )?);
+    }
     let routes = serve.guard.routes();
     let (mut head, ()) = Request::new(()).into_parts();
     (head.method, head.uri) = (method.clone(), target.clone());

@@ -7,6 +7,7 @@ use clap::Args;
 use onlyonce_gateway::{Admin, AdminToken, ClientTls, GatewayOptions, TrustedProxy, UpstreamUrl};
 use onlyonce_http::Cors;
 
+use crate::commands::secret::Unrepeated;
 use crate::commands::tls::{self, doing, invalid, read};
 use crate::failure::Failure;
 
@@ -17,6 +18,7 @@ pub(crate) struct NetworkArgs {
     pub(crate) listen: SocketAddr,
     /// The API behind: http://HOST:PORT, https:// with TLS, h2c:// for HTTP/2 with prior knowledge, h2:// for HTTP/2 in TLS
     #[arg(long, value_name = "URL", required_unless_present = "explain_route")]
+    #[arg(value_parser = Unrepeated(str::parse::<UpstreamUrl>))]
     pub(crate) upstream: Option<UpstreamUrl>,
     /// A proxy in front, whose X-Forwarded-Proto, -Host and -For are kept: an address, a network such as 10.0.0.0/8,
     /// loopback or private; may be repeated. From anybody else they are set anew
