@@ -31,7 +31,7 @@ pub mod tls;
 pub mod upstream;
 
 use std::future::Future;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 pub use authority::{Authority, Identity};
@@ -39,6 +39,7 @@ pub use client::{Client, ClientResponse, Connection, RequestBuilder, StreamingRe
 pub use mariadb::Mariadb;
 pub use nginx::Nginx;
 pub use onlyonce_prove::fault::{self, FaultProxy};
+pub use onlyonce_prove::quiet_port;
 pub use postgres::{PgBouncer, PoolMode, Postgres};
 pub use process::Process;
 pub use raw::{RawConnection, RawUpstream, send_raw};
@@ -49,9 +50,9 @@ pub use upstream::{Answer, Seen, Upstream};
 /// How long any wait may take before the test fails.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A loopback port that was free a moment ago.
+/// A free loopback port, of this process alone: for a server that is started there, and again when it is killed.
 pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a loopback port").port()
+    quiet_port().expect("a loopback port")
 }
 
 /// A loopback address that was free a moment ago; nobody listens on it.

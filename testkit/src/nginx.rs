@@ -6,8 +6,9 @@ use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use onlyonce_prove::quiet_port;
 
-use crate::service::{Home, Recipe, Service, blocking, program, quiet_port};
+use crate::service::{Home, Recipe, Service, blocking, program};
 
 /// A reverse proxy with one worker; HTTP/1.1 on one port, HTTP/2 with prior knowledge on another.
 #[derive(Clone)]

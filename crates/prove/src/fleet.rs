@@ -1,6 +1,6 @@
 //! The gateways: processes that are killed, stopped and replaced.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::fault::FaultProxy;
 use crate::plan::{Gateways, WorkAt, store_address};
+use crate::port::quiet_port;
 use crate::run::ProveError;
 
 /// How long a gateway may take to listen.
@@ -72,8 +73,8 @@ impl Fleet {
                 }
             };
             // The same port over restarts: a client keeps its instance.
-            let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-            let addr = port.map_err(|error| ProveError::Start(error.to_string()))?;
+            let port = quiet_port().map_err(|error| ProveError::Start(error.to_string()))?;
+            let addr = SocketAddr::from(([127, 0, 0, 1], port));
             let log = gateways.folder.join(format!("gateway-{number}.log"));
             let command = command(gateways, addr, &store, work, &log);
             let process = Process {

@@ -12,6 +12,7 @@
 //! | [`gauge`] | [`Held`](gauge::Held): what a process holds, and whether that stays |
 //! | [`history`] | [`Event`]: what was sent, and what came back |
 //! | [`ledger`] | [`Order`]: what is posted, and written down |
+//! | [`port`](mod@port) | [`quiet_port()`]: where a server that is killed can start again |
 //! | [`series`] | [`Series`]: what was held and how long answers took, over time |
 //! | [`random`] | [`Random`]: numbers from a seed |
 //! | [`judge`](mod@judge) | [`judge()`]: the rules, as a pure function over a history |
@@ -28,6 +29,7 @@ pub mod history;
 pub mod judge;
 pub mod ledger;
 pub mod plan;
+pub mod port;
 pub mod random;
 pub mod report;
 pub mod series;
@@ -50,6 +52,7 @@ pub use history::{Answer, Event, Execution, History, Kept, Sent};
 pub use judge::{Rule, Violation, judge};
 pub use ledger::Order;
 pub use plan::{Fault, OnUnknown, Plan, PlanError, Target, Work, WorkAt};
+pub use port::quiet_port;
 pub use random::Random;
 pub use report::Report;
 pub use run::{ProveError, prove};

@@ -14,10 +14,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use onlyonce_prove::quiet_port;
 use tokio::task::spawn_blocking;
 
 use crate::authority::{Authority, Identity};
-use crate::service::{Home, Recipe, Service, program, quiet_port};
+use crate::service::{Home, Recipe, Service, program};
 
 pub use cluster::RedisCluster;
 pub use sentinel::RedisSentinels;

@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::Result;
+use onlyonce_prove::quiet_port;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 
 use super::told::ToldClock;
 use super::{blocking, run_cli};
-use crate::service::{self, Home, Recipe, Service, program, quiet_port};
+use crate::service::{self, Home, Recipe, Service, program};
 
 const SCRIPT: &str = include_str!("cluster.sh");
 

@@ -8,10 +8,8 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::linux::net::SocketAddrExt;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
-use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -19,6 +17,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use onlyonce_prove::quiet_port;
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
@@ -401,27 +400,6 @@ fn read_current(current: &Path) -> Option<(Home, File)> {
     Some((Home { folder, port: port.parse().ok()?, user }, users))
 }
 
-/// A free port below those that the system gives to clients, so that nobody takes it while its server is restarted.
-/// No other call answers it for as long as this process lives, in whatever process of this machine.
-pub(crate) fn quiet_port() -> Result<u16> {
-    // A port is free until it is bound; two servers that begin at the same time would both be told it. So it is
-    // reserved by a name that the system takes back when the process ends.
-    static RESERVED: Mutex<Vec<UnixListener>> = Mutex::new(Vec::new());
-    let mut seed = [0; 2];
-    File::open("/dev/urandom")?.read_exact(&mut seed)?;
-    let first = u16::from_le_bytes(seed);
-    let ports = (0..20_000_u16).map(|n| 10_000 + (first.wrapping_add(n)) % 20_000);
-    for port in ports {
-        let name = UnixAddr::from_abstract_name(format!("onlyonce-testkit-port-{port}"))?;
-        let Ok(reservation) = UnixListener::bind_addr(&name) else { continue };
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            RESERVED.lock().push(reservation);
-            return Ok(port);
-        }
-    }
-    bail!("no free port between 10000 and 30000")
-}
-
 fn user_ids(name: &str) -> Result<(u32, u32)> {
     let users = fs::read_to_string("/etc/passwd").context("read /etc/passwd")?;
     let find = |name: &str| {
@@ -451,18 +429,4 @@ pub(crate) fn is_alive(pid: u32) -> bool {
 fn stat_field(pid: u32, index: usize) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(index).map(str::to_owned)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::HashSet;
-
-    use super::*;
-
-    // Twenty thousand ports: without a reservation two of four hundred are the same in 98 of 100 runs.
-    #[test]
-    fn a_quiet_port_is_told_to_one_alone() {
-        let ports: HashSet<u16> = (0..400).map(|_| quiet_port().expect("a free port")).collect();
-        assert_eq!(ports.len(), 400);
-    }
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use testkit::{Client, Process, RawConnection};
+use testkit::{Client, Process, RawConnection, free_addr};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -43,7 +43,8 @@ impl Killable {
     /// Starts one.
     pub(crate) async fn start(nature: impl Into<Nature>) -> Self {
         let (nature, folder) = (nature.into(), tempfile::tempdir().unwrap());
-        let (process, addr) = spawn(nature, folder.path(), "127.0.0.1:0".parse().unwrap()).await;
+        let addr = free_addr();
+        let process = spawn(nature, folder.path(), addr).await;
         let life = Life { nature, addr, folder, process };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let control = listener.local_addr().unwrap();
@@ -79,7 +80,7 @@ impl Drop for Killable {
 impl Life {
     async fn restart(&mut self) {
         self.process.kill_9().await.unwrap();
-        (self.process, _) = spawn(self.nature, self.folder.path(), self.addr).await;
+        self.process = spawn(self.nature, self.folder.path(), self.addr).await;
     }
 }
 
@@ -91,16 +92,14 @@ async fn obey(listener: TcpListener, mut life: Life) {
     }
 }
 
-async fn spawn(nature: Nature, folder: &Path, addr: SocketAddr) -> (Process, SocketAddr) {
+async fn spawn(nature: Nature, folder: &Path, addr: SocketAddr) -> Process {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "killed::plays_its_part", "--nocapture"]);
     command.env(JOURNAL, folder.join("journal")).env(ADDR, addr.to_string());
     command.env(NATURE, nature.name());
     let mut process = Process::from_command(command.into()).unwrap();
     process.wait_output("listens on <").await.unwrap();
-    let said = process.stdout();
-    let addr = said.split_once("listens on <").unwrap().1.split_once('>').unwrap().0;
-    (process, addr.parse().unwrap())
+    process
 }
 
 /// Is a server when another test of this file asks for it; by itself, it shows that the journal holds what was paid.

@@ -179,9 +179,10 @@ async fn killed_on_demand(
     options: &'static [&'static str],
 ) -> (SocketAddr, SocketAddr, JoinHandle<()>) {
     let (upstream, folder) = (upstream.to_owned(), tempfile::tempdir().unwrap());
-    let mut gateway = Gateway::start(&upstream, folder.path(), options).await;
+    let addr = testkit::free_addr();
+    let mut gateway = Gateway::start_on(&addr.to_string(), &upstream, folder.path(), options).await.unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (addr, control) = (gateway.addr, listener.local_addr().unwrap());
+    let control = listener.local_addr().unwrap();
     let obey = tokio::spawn(async move {
         while let Ok((mut asker, _)) = listener.accept().await {
             let mut request = [0; 4096];
