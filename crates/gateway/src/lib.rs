@@ -14,7 +14,7 @@
 //! | [`body`] | [`UpstreamBody`]: a response body, streamed |
 //!
 //! Inside: `admission` (between a connection and the service), `client_body` (what is done with what nobody reads of it), `forward` (which headers go on), `pool` and `upstream` (connections), `websocket` and `tunnel` (WebSocket), `socket` and
-//! `exchange` (the client's end: times, interim answers, half-closed clients), `problem` (refusals).
+//! `exchange` (the client's end: times, interim answers, half-closed clients), `problem` (refusals), `workers` (the threads).
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -55,6 +55,7 @@ mod stream;
 mod tunnel;
 mod upstream;
 mod websocket;
+mod workers;
 
 pub use admin::{Admin, AdminToken, InvalidAdmin, Verdicts};
 pub use body::UpstreamBody;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::num::NonZero;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -63,6 +64,9 @@ pub struct GatewayOptions {
     pub max_requests: usize,
     /// Requests in flight on one HTTP/2 connection. 200.
     pub max_streams: u32,
+    /// Threads that serve connections, each with a runtime of its own; one for each core. HTTP/2 connections are served on the
+    /// caller's runtime, and with 0 all are.
+    pub workers: usize,
     /// The header with the key: no client can have it taken off as hop-by-hop. `Idempotency-Key`.
     pub key_header: HeaderName,
     /// How long running requests get to finish after the stop signal. 30 s.
@@ -95,6 +99,7 @@ impl GatewayOptions {
             max_connections: 10_000,
             max_requests: 10_000,
             max_streams: 200,
+            workers: std::thread::available_parallelism().map_or(1, NonZero::get),
             key_header: IDEMPOTENCY_KEY,
             shutdown_timeout: Duration::from_secs(30),
             counters: Counters::default(),

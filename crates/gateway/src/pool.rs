@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use tokio::time::Instant;
 
 use crate::body::OutgoingBody;
 use crate::stream::UpstreamStream;
+use crate::workers;
 
 /// The lines of a response head for which hyper has room without asking for any.
 const HEADERS_DEFAULT: usize = 100;
@@ -85,13 +87,17 @@ where
     }
 }
 
-/// The idle connections, the latest used last.
+/// The idle connections.
 pub(crate) struct Pool<B: Body + 'static> {
-    shelf: Mutex<Shelf<B>>,
+    /// One for each worker and one for all other threads: who uses a connection waits for it on its own runtime.
+    shelves: Box<[Mutex<Shelf<B>>]>,
     idle_for_max: Duration,
+    /// On all shelves.
+    len: AtomicUsize,
     len_max: usize,
 }
 
+/// The latest used last.
 struct Shelf<B: Body + 'static> {
     #[allow(clippy::vec_box, reason = "every request moves one in and out: a pointer, not the connection")]
     idle: Vec<Box<Idle<B>>>,
@@ -103,22 +109,30 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    pub(crate) fn new(idle_for_max: Duration, len_max: usize) -> Arc<Self> {
-        let shelf = Mutex::new(Shelf { idle: Vec::new(), sweeping: false });
-        Arc::new(Self { shelf, idle_for_max, len_max })
+    pub(crate) fn new(idle_for_max: Duration, len_max: usize, workers: usize) -> Arc<Self> {
+        let shelf = || Mutex::new(Shelf { idle: Vec::new(), sweeping: false });
+        let shelves = (0..=workers).map(|_| shelf()).collect();
+        Arc::new(Self { shelves, idle_for_max, len: AtomicUsize::new(0), len_max })
+    }
+
+    // A worker of another listener's may be more than these.
+    fn shelf(&self) -> usize {
+        workers::number() % self.shelves.len()
     }
 
     /// A live connection idle for less than `idle_for`, if there is one.
     pub(crate) fn take(&self, idle_for: Duration) -> Option<Box<Idle<B>>> {
+        let shelf = &self.shelves[self.shelf()];
         loop {
             let connection = {
-                let idle = &mut self.shelf.lock().idle;
+                let idle = &mut shelf.lock().idle;
                 // The latest used is last: when it is too old, all are.
                 if idle.last()?.since.elapsed() >= idle_for {
                     return None;
                 }
                 idle.pop()?
             };
+            self.len.fetch_sub(1, Ordering::Relaxed);
             if !connection.is_stale() {
                 return Some(connection);
             }
@@ -132,27 +146,30 @@ where
             return;
         }
         connection.since = Instant::now();
-        let mut shelf = self.shelf.lock();
-        if shelf.idle.len() >= self.len_max {
+        if self.len.fetch_add(1, Ordering::Relaxed) >= self.len_max {
+            self.len.fetch_sub(1, Ordering::Relaxed);
             return;
         }
+        let number = self.shelf();
+        let mut shelf = self.shelves[number].lock();
         shelf.idle.push(connection);
         if !std::mem::replace(&mut shelf.sweeping, true) {
-            tokio::spawn(sweep(Arc::downgrade(self), self.idle_for_max));
+            tokio::spawn(sweep(Arc::downgrade(self), number, self.idle_for_max));
         }
     }
 
-    /// Closes what nobody may use any more; returns when to look again, `None` when the pool is empty.
-    fn close_old(&self) -> Option<Instant> {
+    /// Closes what nobody may use any more; returns when to look again, `None` when the shelf is empty.
+    fn close_old(&self, number: usize) -> Option<Instant> {
         let old: Vec<_>;
         let next;
         {
-            let mut shelf = self.shelf.lock();
+            let mut shelf = self.shelves[number].lock();
             let fresh = shelf.idle.partition_point(|c| c.since.elapsed() >= self.idle_for_max);
             old = shelf.idle.drain(..fresh).collect();
             next = shelf.idle.first().map(|c| c.since + self.idle_for_max);
             shelf.sweeping = next.is_some();
         }
+        self.len.fetch_sub(old.len(), Ordering::Relaxed);
         drop(old);
         next
     }
@@ -160,12 +177,12 @@ where
 
 impl<B: Body + 'static> fmt::Debug for Pool<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").field("idle", &self.shelf.lock().idle.len()).finish_non_exhaustive()
+        f.debug_struct("Pool").field("idle", &self.len).finish_non_exhaustive()
     }
 }
 
-/// Runs while the pool holds anything, so that an idle gateway holds no connection and no timer.
-async fn sweep<B>(pool: std::sync::Weak<Pool<B>>, first: Duration)
+/// Runs while the shelf holds anything, so that an idle gateway holds no connection and no timer.
+async fn sweep<B>(pool: std::sync::Weak<Pool<B>>, number: usize, first: Duration)
 where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -173,7 +190,7 @@ where
     let mut next = Instant::now() + first;
     loop {
         tokio::time::sleep_until(next).await;
-        match pool.upgrade().and_then(|pool| pool.close_old()) {
+        match pool.upgrade().and_then(|pool| pool.close_old(number)) {
             Some(again) => next = again,
             None => return,
         }

@@ -13,7 +13,8 @@ use tower_layer::Layer;
 
 use crate::options::GatewayOptions;
 use crate::proxy::ProxyService;
-use crate::server::{Drained, serve};
+use crate::server::{Drained, serve_with};
+use crate::workers::Workers;
 
 /// The engine of a gateway on this store: an unknown outcome is held, since a proxy cannot know that an upstream is safe
 /// to repeat, and the work may take as long as the upstream. Everything else is the builder's to set.
@@ -26,7 +27,7 @@ pub fn engine(store: Arc<dyn Store>, options: &GatewayOptions) -> Builder {
 /// `layer` must be made on `idem`.
 ///
 /// # Guarantees
-/// Those of [`serve`]. Operations that run when `stop` comes get what is left of `options.shutdown_timeout`, their
+/// Those of [`serve`](crate::serve). Operations that run when `stop` comes get what is left of `options.shutdown_timeout`, their
 /// clients present or not; those that outlive it keep their leases and are not released.
 pub async fn run(
     listener: TcpListener,
@@ -40,8 +41,12 @@ pub async fn run(
         stop.await;
         stopped_at.get_or_init(Instant::now);
     };
-    let drained = serve(listener, layer.layer(ProxyService::new(options)), options, stop).await;
+    let mut workers = Workers::start(options.workers).await;
+    let service = layer.layer(ProxyService::new(options));
+    let drained = serve_with(&mut workers, listener, service, options, stop).await;
     let spent = stopped_at.get().map_or_else(Default::default, Instant::elapsed);
+    // Operations whose clients are gone run on the workers.
     let operations_left = idem.shutdown(options.shutdown_timeout.saturating_sub(spent)).await;
+    workers.end().await;
     Drained { operations_left, ..drained }
 }

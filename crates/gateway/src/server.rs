@@ -17,6 +17,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -30,6 +31,7 @@ use crate::counters::{Counters, OpenConnection};
 use crate::exchange::{Exchange, Phase};
 use crate::options::GatewayOptions;
 use crate::socket::{ClientSocket, SocketOptions};
+use crate::workers::Workers;
 
 /// What a shutdown did not finish in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -185,8 +187,31 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let running =
-        Running { tasks: TaskTracker::new(), stop: CancellationToken::new(), cut: CancellationToken::new() };
+    let mut workers = Workers::start(options.workers).await;
+    let drained = serve_with(&mut workers, listener, service, options, stop).await;
+    workers.end().await;
+    drained
+}
+
+/// [`serve`] on workers that the caller ends when nothing is left to be done on them.
+pub(crate) async fn serve_with<S, B>(
+    workers: &mut Workers,
+    listener: TcpListener,
+    service: S,
+    options: &GatewayOptions,
+    stop: impl Future<Output = ()>,
+) -> Drained
+where
+    S: Service<Request<ClientBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let running = Running {
+        tasks: workers.tasks().clone(),
+        stop: CancellationToken::new(),
+        cut: CancellationToken::new(),
+    };
     let places = Arc::new(Semaphore::new(options.max_connections.min(Semaphore::MAX_PERMITS)));
     let protocols = Arc::new(Protocols::new(options));
     let limits = Arc::new(Limits::new(options));
@@ -203,6 +228,8 @@ where
             () = stop.as_mut() => break,
             accepted = accepted => accepted,
         };
+        // It is served on another runtime.
+        let accepted = accepted.and_then(|(stream, addr)| Ok((stream.into_std()?, addr)));
         let (stream, addr) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
@@ -232,11 +259,13 @@ where
             _open: options.counters.connection(),
         }));
         let service = Admission::new(service.clone(), peer, limits.clone(), crowded);
-        let connection = protocols.clone().connection(stream, service);
+        // Of what is refused there is one request at most.
+        let home = (!crowded).then(|| workers.home().clone());
+        let connection = protocols.clone().connection(stream, service, home);
         if crowded {
-            running.tasks.spawn(tokio::time::timeout(REFUSAL_TIME_MAX, connection).map(drop));
+            workers.spawn(tokio::time::timeout(REFUSAL_TIME_MAX, connection).map(drop));
         } else {
-            running.tasks.spawn(connection);
+            workers.spawn(connection);
         }
     }
     drop(listener);
@@ -293,68 +322,111 @@ impl Protocols {
         }
     }
 
-    /// Serves one connection to its end.
-    async fn connection<S, B>(self: Arc<Self>, stream: TcpStream, service: Admission<S>)
+    /// Serves one connection to its end; one of HTTP/2 `at_home`, where that is given.
+    async fn connection<S, B>(
+        self: Arc<Self>,
+        stream: std::net::TcpStream,
+        service: Admission<S>,
+        at_home: Option<Handle>,
+    ) where
+        S: Service<Request<ClientBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+        S::Future: Send,
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let Some(stream) = here(stream) else { return };
+        // Only a matter of speed.
+        let _ = stream.set_nodelay(true);
+        let peer = service.peer().clone();
+        let running = &peer.0.running;
+        let first = tokio::select! {
+            biased;
+            () = running.stop.cancelled() => return,
+            first = self.first_bytes(&stream) => first,
+        };
+        let Some((protocol, since)) = first else { return };
+        match (protocol, at_home) {
+            (Protocol::Http1, _) => self.over_http1(stream, service, since).await,
+            (Protocol::Http2, None) => self.over_http2(stream, service, since).await,
+            (Protocol::Http2, Some(home)) => {
+                let Ok(stream) = stream.into_std() else { return };
+                let connection = async move {
+                    let Some(stream) = here(stream) else { return };
+                    self.over_http2(stream, service, since).await;
+                };
+                running.tasks.spawn_on(connection, &home);
+            }
+        }
+    }
+
+    async fn over_http1<S, B>(&self, stream: TcpStream, service: Admission<S>, since: Instant)
     where
         S: Service<Request<ClientBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
         S::Future: Send,
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        // Only a matter of speed.
-        let _ = stream.set_nodelay(true);
         let peer = service.peer().clone();
-        let Running { stop, cut, .. } = peer.0.running.clone();
-        let first = tokio::select! {
-            biased;
-            () = stop.cancelled() => return,
-            first = self.first_bytes(&stream) => first,
-        };
-        let Some((protocol, since)) = first else { return };
-        if matches!(protocol, Protocol::Http2) {
-            peer.exchange().enter(Phase::Opaque);
-        }
+        let Running { stop, cut, .. } = &peer.0.running;
         let io = TokioIo::new(ClientSocket::new(stream, peer.clone(), self.socket.clone(), since));
-        let ended = match protocol {
-            Protocol::Http1 => {
-                let mut connection = pin!(self.http1.serve_connection(io, service).with_upgrades());
-                tokio::select! {
-                    biased;
-                    ended = connection.as_mut() => ended,
-                    () = stop.cancelled() => {
-                        connection.as_mut().graceful_shutdown();
-                        tokio::select! { ended = connection => ended, () = cut.cancelled() => Ok(()) }
-                    }
-                }
+        let mut connection = pin!(self.http1.serve_connection(io, service).with_upgrades());
+        let ended = tokio::select! {
+            biased;
+            ended = connection.as_mut() => ended,
+            () = stop.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                tokio::select! { ended = connection => ended, () = cut.cancelled() => Ok(()) }
             }
-            Protocol::Http2 => {
-                let mut connection = pin!(self.http2.serve_connection(io, service));
+        };
+        tell_of_its_end(ended);
+    }
+
+    async fn over_http2<S, B>(&self, stream: TcpStream, service: Admission<S>, since: Instant)
+    where
+        S: Service<Request<ClientBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+        S::Future: Send,
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let peer = service.peer().clone();
+        let Running { stop, cut, .. } = &peer.0.running;
+        peer.exchange().enter(Phase::Opaque);
+        let io = TokioIo::new(ClientSocket::new(stream, peer.clone(), self.socket.clone(), since));
+        let mut connection = pin!(self.http2.serve_connection(io, service));
+        let ended = tokio::select! {
+            biased;
+            ended = connection.as_mut() => ended,
+            () = stop.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                tokio::select! { ended = connection => ended, () = cut.cancelled() => Ok(()) }
+            }
+            () = peer.quiet_for(self.idle_timeout) => {
+                connection.as_mut().graceful_shutdown();
+                // A request that was on its way still gets its answer.
+                let closing = async {
+                    tokio::time::sleep(CLOSING_TIME_MAX).await;
+                    peer.quiet_for(CLOSING_TIME_MAX).await;
+                };
                 tokio::select! {
-                    biased;
-                    ended = connection.as_mut() => ended,
-                    () = stop.cancelled() => {
-                        connection.as_mut().graceful_shutdown();
-                        tokio::select! { ended = connection => ended, () = cut.cancelled() => Ok(()) }
-                    }
-                    () = peer.quiet_for(self.idle_timeout) => {
-                        connection.as_mut().graceful_shutdown();
-                        // A request that was on its way still gets its answer.
-                        let closing = async {
-                            tokio::time::sleep(CLOSING_TIME_MAX).await;
-                            peer.quiet_for(CLOSING_TIME_MAX).await;
-                        };
-                        tokio::select! {
-                            ended = connection => ended,
-                            () = closing => Ok(()),
-                            () = cut.cancelled() => Ok(()),
-                        }
-                    }
+                    ended = connection => ended,
+                    () = closing => Ok(()),
+                    () = cut.cancelled() => Ok(()),
                 }
             }
         };
-        if let Err(error) = ended {
-            debug!(error = &error as &dyn std::error::Error, "a client connection broke");
-        }
+        tell_of_its_end(ended);
+    }
+}
+
+/// The socket, on the runtime of the caller.
+fn here(stream: std::net::TcpStream) -> Option<TcpStream> {
+    let stream = TcpStream::from_std(stream);
+    stream.inspect_err(|error| warn!(%error, "a connection cannot be served")).ok()
+}
+
+fn tell_of_its_end(ended: hyper::Result<()>) {
+    if let Err(error) = ended {
+        debug!(error = &error as &dyn std::error::Error, "a client connection broke");
     }
 }
 

@@ -96,7 +96,11 @@ where
             answer_timeout: options.upstream_timeout,
             body_timeout: options.body_timeout,
             heads: HeadLimits { bytes: options.header_bytes_max(), lines: options.headers_max() },
-            pool: Pool::new(options.pool_idle.max(options.pool_idle_guarded), options.pool_idle_max),
+            pool: Pool::new(
+                options.pool_idle.max(options.pool_idle_guarded),
+                options.pool_idle_max,
+                options.workers,
+            ),
             shared: Mutex::new(None),
         }
     }

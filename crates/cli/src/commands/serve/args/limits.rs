@@ -58,6 +58,10 @@ pub(crate) struct LimitArgs {
     /// Requests at once on one HTTP/2 connection
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
     max_streams: u32,
+    /// Threads that serve HTTP/1.1 connections, each its own; unless given, one for each core. 0: all threads share all connections,
+    /// as they always do those of HTTP/2
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(0..=WORKERS_MAX))]
+    workers: Option<usize>,
     /// Idle connections to the upstream that are kept
     #[arg(long, value_name = "N", default_value_t = 256)]
     max_idle_upstream: usize,
@@ -85,6 +89,9 @@ pub(crate) struct LimitArgs {
     cache_time: Duration,
 }
 
+/// The most threads that may be asked for.
+const WORKERS_MAX: u64 = 1024;
+
 /// What `keys forget` says: no gateway replays longer from its memory.
 const CACHE_TIME_MAX: Duration = Duration::from_secs(60);
 
@@ -103,6 +110,7 @@ impl LimitArgs {
             max_connections: self.max_connections,
             max_requests: self.max_requests,
             max_streams: self.max_streams,
+            workers: self.workers.unwrap_or(options.workers),
             max_headers: self.max_headers,
             max_header_bytes: self.max_header_bytes,
             ..options
