@@ -134,7 +134,8 @@ async fn hop_by_hop_headers_end_here_both_ways() {
 #[tokio::test]
 async fn an_absolute_target_goes_on_as_a_path_with_its_host() {
     let upstream = RawUpstream::answering("HTTP/1.1 204 No Content\r\n\r\n").await;
-    let gateway = Gateway::start(&upstream.url()).await;
+    // One upstream connection, whose text is read on.
+    let gateway = Gateway::with(&upstream.url(), |options| options.workers = 1).await;
     for (target, line) in [
         ("http://other.example:81/p%20?q=%2f", "GET /p%20?q=%2f HTTP/1.1"),
         ("http://other.example:81", "GET / HTTP/1.1"),

@@ -22,9 +22,39 @@ async fn http_1_1_keep_alive_and_h2c_share_a_port() {
             assert_eq!(connection.send(client.get(&path)).await.unwrap().text(), path);
         }
     }
-    assert_eq!(upstream.connections(), 1, "the upstream connection is kept across clients");
+    assert_eq!(upstream.connections(), 2, "each client's thread keeps its upstream connection");
     assert_eq!(upstream.last().header_all("via"), ["2 onlyonce"]);
     assert_eq!(upstream.last().header("host"), Some(gateway.addr.to_string().as_str()));
+}
+
+#[tokio::test]
+async fn workers_share_the_clients_and_each_keeps_an_upstream_connection() {
+    // At most one idle: that of the first worker. The others open one for each request.
+    for (workers, idle_max, kept) in [(0, 64, 1), (1, 64, 1), (3, 64, 3), (3, 1, 1 + 16)] {
+        let upstream = Upstream::start(|seen| Answer::ok(seen.path().to_owned())).await;
+        let mut gateway = Gateway::with(&upstream.url(), |options| {
+            options.workers = workers;
+            options.pool_idle_max = idle_max;
+        })
+        .await;
+        let client = gateway.client();
+        let mut connections = Vec::new();
+        for _ in 0..6 {
+            connections.push(client.connect().await.unwrap());
+            // Accepted, and so in the order of the workers.
+            let last = connections.last_mut().unwrap();
+            assert_eq!(last.send(client.get("/hello")).await.unwrap().text(), "/hello");
+        }
+        for _ in 0..3 {
+            for connection in &mut connections {
+                assert_eq!(connection.send(client.get("/again")).await.unwrap().text(), "/again");
+            }
+        }
+        assert_eq!(upstream.connections(), kept, "{workers} workers, at most {idle_max} idle");
+        drop(connections);
+        gateway.signal();
+        assert_eq!(gateway.drained().await, Drained::default());
+    }
 }
 
 #[tokio::test]
