@@ -88,7 +88,7 @@ impl FaultProxy {
         *self.shared.target.lock() = target;
     }
 
-    /// Ends every connection now; new ones are accepted.
+    /// Ends every connection now: of what is sent from now on nothing arrives on them. New ones are accepted.
     pub fn cut(&self) {
         self.shared.state.send_modify(|s| s.generation += 1);
     }
@@ -174,8 +174,8 @@ async fn connection(client: TcpStream, shared: Arc<Shared>) {
     let doomed = Doomed::default();
     let (client_read, client_write) = client.into_split();
     let (server_read, server_write) = server.into_split();
-    let up = requests(client_read, server_write, &shared, &doomed);
-    let down = replies(server_read, client_write, &shared, &doomed);
+    let up = requests(client_read, server_write, &shared, &doomed, born);
+    let down = replies(server_read, client_write, &shared, &doomed, born);
     tokio::pin!(up, down);
     let passed = async {
         tokio::select! {
@@ -191,11 +191,19 @@ async fn connection(client: TcpStream, shared: Arc<Shared>) {
     }
 }
 
-async fn requests(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: &Shared, doomed: &Doomed) {
+async fn requests(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    shared: &Shared,
+    doomed: &Doomed,
+    born: u64,
+) {
     let mut state = shared.state.subscribe();
     let mut piece = vec![0; CHUNK_BYTES];
     while let Ok(n @ 1..) = from.read(&mut piece).await {
-        travel(&mut state, shared).await;
+        if !travel(&mut state, shared, born).await {
+            return;
+        }
         if shared.takes_needle(&piece[..n]) {
             doomed.0.store(true, Ordering::SeqCst);
         }
@@ -206,7 +214,13 @@ async fn requests(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: &Shar
     let _ = to.shutdown().await;
 }
 
-async fn replies(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: &Shared, doomed: &Doomed) {
+async fn replies(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    shared: &Shared,
+    doomed: &Doomed,
+    born: u64,
+) {
     let mut state = shared.state.subscribe();
     let mut piece = vec![0; CHUNK_BYTES];
     while let Ok(n @ 1..) = from.read(&mut piece).await {
@@ -219,16 +233,15 @@ async fn replies(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: &Share
         if !hold.is_zero() {
             tokio::time::sleep(hold).await;
         }
-        travel(&mut state, shared).await;
-        if to.write_all(&piece[..n]).await.is_err() {
+        if !travel(&mut state, shared, born).await || to.write_all(&piece[..n]).await.is_err() {
             return;
         }
     }
     let _ = to.shutdown().await;
 }
 
-/// The way through the network: its delay, then its silence.
-async fn travel(state: &mut watch::Receiver<State>, shared: &Shared) {
+/// The way through the network: its delay, then its silence. False when it was cut.
+async fn travel(state: &mut watch::Receiver<State>, shared: &Shared, born: u64) -> bool {
     let delay = state.borrow_and_update().delay;
     if !delay.is_zero() {
         tokio::time::sleep(delay).await;
@@ -237,6 +250,8 @@ async fn travel(state: &mut watch::Receiver<State>, shared: &Shared) {
         shared.stalled.fetch_add(1, Ordering::SeqCst);
     }
     let _ = state.wait_for(|s| !s.silent).await;
+    // Asked here too: the connection's own task hears of a cut only when it runs next.
+    state.borrow().generation == born
 }
 
 impl Shared {
@@ -282,6 +297,21 @@ mod tests {
         let mut again = RawConnection::open(proxy.addr()).await;
         again.write("GET /lost HTTP/1.1\r\n\r\n").await;
         assert!(again.read_head().await.is_some());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_is_sent_after_a_cut_never_arrives() {
+        let target = echo().await;
+        let proxy = FaultProxy::start(target.addr()).await;
+        for n in 0..200 {
+            let mut open = RawConnection::open(proxy.addr()).await;
+            open.write(ASK).await;
+            assert!(open.read_head().await.is_some());
+            proxy.cut();
+            open.write("GET /late HTTP/1.1\r\n\r\n").await;
+            assert_eq!(open.read_head().await, None, "{n}");
+        }
+        assert!(!target.text().contains("/late"));
     }
 
     #[tokio::test]
