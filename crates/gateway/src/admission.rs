@@ -8,12 +8,13 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::{HeaderValue, ORIGIN};
 use http::{Request, Response, Version, request};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper_util::service::{TowerToHyperService, TowerToHyperServiceFuture};
-use onlyonce_http::{Code, DocsUrl, Problem};
+use onlyonce_http::{Code, Cors, DocsUrl, Problem};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
@@ -53,6 +54,7 @@ pub(crate) struct Limits {
     head_bytes_max: usize,
     headers_max: usize,
     docs: Option<DocsUrl>,
+    cors: Option<Cors>,
 }
 
 impl<S, B> hyper::service::Service<Request<Incoming>> for Admission<S>
@@ -77,7 +79,8 @@ where
         };
         if let Err(problem) = admitted {
             peer.counters().problem(problem.code());
-            return Admitted::Refused { problem: Some(problem), limits: self.limits.clone(), peer, stream };
+            let (origin, limits) = (head.headers.get(ORIGIN).cloned(), self.limits.clone());
+            return Admitted::Refused { problem: Some(problem), origin, limits, peer, stream };
         }
         let mut request = Request::from_parts(head, body);
         request.extensions_mut().insert(self.peer.clone());
@@ -92,6 +95,7 @@ impl Limits {
             head_bytes_max: options.header_bytes_max(),
             headers_max: options.headers_max(),
             docs: options.docs_url.clone(),
+            cors: options.cors.clone(),
         }
     }
 
@@ -114,7 +118,13 @@ pin_project! {
     #[project = AdmittedProjected]
     pub(crate) enum Admitted<F> {
         Served { #[pin] future: F, peer: Peer, open: Option<OpenRequest>, stream: Option<OpenStream> },
-        Refused { problem: Option<Problem>, limits: Arc<Limits>, peer: Peer, stream: Option<OpenStream> },
+        Refused {
+            problem: Option<Problem>,
+            origin: Option<HeaderValue>,
+            limits: Arc<Limits>,
+            peer: Peer,
+            stream: Option<OpenStream>,
+        },
     }
 }
 
@@ -131,9 +141,12 @@ where
                 Ok(response) => (response.map(Either::Left), peer, open.take(), stream.take()),
                 Err(never) => match never {},
             },
-            AdmittedProjected::Refused { problem, limits, peer, stream } => {
+            AdmittedProjected::Refused { problem, origin, limits, peer, stream } => {
                 let problem = problem.take().expect("a future is not polled after its end");
-                let refusal = problem::closing(problem, limits.docs.as_ref());
+                let mut refusal = problem::closing(problem, limits.docs.as_ref());
+                if let Some(cors) = &limits.cors {
+                    cors.fit_refusal(origin.as_ref(), refusal.headers_mut());
+                }
                 (refusal.map(|body| Either::Right(Full::new(body))), peer, None, stream.take())
             }
         };

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use http::HeaderName;
 use http::uri::Authority;
-use onlyonce_http::DocsUrl;
 use onlyonce_http::headers::IDEMPOTENCY_KEY;
+use onlyonce_http::{Cors, DocsUrl};
 use onlyonce_tls::ClientTls;
 
 use crate::counters::Counters;
@@ -67,6 +67,8 @@ pub struct GatewayOptions {
     /// Threads that serve connections, each with a runtime of its own; one for each core. HTTP/2 connections are served on the
     /// caller's runtime, and with 0 all are.
     pub workers: usize,
+    /// Which pages may read what is refused before the layer sees the request: what the layer has. None.
+    pub cors: Option<Cors>,
     /// The header with the key: no client can have it taken off as hop-by-hop. `Idempotency-Key`.
     pub key_header: HeaderName,
     /// How long running requests get to finish after the stop signal. 30 s.
@@ -100,6 +102,7 @@ impl GatewayOptions {
             max_requests: 10_000,
             max_streams: 200,
             workers: std::thread::available_parallelism().map_or(1, NonZero::get),
+            cors: None,
             key_header: IDEMPOTENCY_KEY,
             shutdown_timeout: Duration::from_secs(30),
             counters: Counters::default(),

@@ -4,7 +4,7 @@ use bytes::{BufMut, Bytes};
 use http::header::{CONNECTION, CONTENT_LENGTH, DATE, HeaderValue};
 use http::{Response, StatusCode};
 use onlyonce_core::{Clock, SystemClock};
-use onlyonce_http::{Code, DocsUrl, Problem};
+use onlyonce_http::{Code, Cors, DocsUrl, Problem};
 
 use crate::exchange;
 
@@ -25,9 +25,12 @@ pub(crate) fn closing(problem: Problem, docs: Option<&DocsUrl>) -> Response<Byte
     response
 }
 
-/// The same as it goes over an HTTP/1.1 connection.
-pub(crate) fn wire(problem: Problem, docs: Option<&DocsUrl>) -> Bytes {
+/// The same as it goes over an HTTP/1.1 connection, to a request whose head was not read.
+pub(crate) fn wire(problem: Problem, docs: Option<&DocsUrl>, cors: Option<&Cors>) -> Bytes {
     let (mut head, body) = closing(problem, docs).into_parts();
+    if let Some(cors) = cors {
+        cors.fit_refusal(None, &mut head.headers);
+    }
     head.headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
     if let Ok(date) = HeaderValue::from_str(&httpdate::fmt_http_date(SystemClock.wall())) {
         head.headers.insert(DATE, date);

@@ -16,7 +16,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
-use onlyonce_http::{Code, DocsUrl, Problem};
+use onlyonce_http::{Code, Cors, DocsUrl, Problem};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
@@ -42,6 +42,7 @@ pub(crate) struct SocketOptions {
     idle_timeout: Duration,
     head_timeout: Duration,
     docs: Option<DocsUrl>,
+    cors: Option<Cors>,
 }
 
 impl SocketOptions {
@@ -50,6 +51,7 @@ impl SocketOptions {
             idle_timeout: options.client_idle_timeout,
             head_timeout: options.header_timeout,
             docs: options.docs_url.clone(),
+            cors: options.cors.clone(),
         }
     }
 }
@@ -179,7 +181,7 @@ impl ClientSocket {
     fn refuse(&mut self, problem: Problem) {
         self.peer.counters().problem(problem.code());
         self.peer.exchange().enter(Phase::Answering);
-        self.ours = problem::wire(problem, self.options.docs.as_ref());
+        self.ours = problem::wire(problem, self.options.docs.as_ref(), self.options.cors.as_ref());
     }
 
     /// Writes what is ours.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::Gateway;
 use onlyonce_gateway::{Counters, Drained};
-use onlyonce_http::Code;
+use onlyonce_http::{Code, Cors};
 use testkit::{Answer, RawConnection, Upstream, wait_for, wait_until};
 
 #[tokio::test]
@@ -175,6 +175,7 @@ async fn requests_past_the_bound_are_told_so_over_both_protocols() {
     let counters = Counters::default();
     let gateway = Gateway::with(&upstream.url(), |options| {
         (options.max_requests, options.counters) = (3, counters.clone());
+        options.cors = Some(Cors::new(["https://app.example"], false).unwrap());
     })
     .await;
     let held: Vec<_> = [gateway.client(), gateway.h2c(), gateway.client()]
@@ -185,11 +186,35 @@ async fn requests_past_the_bound_are_told_so_over_both_protocols() {
     for client in [gateway.client(), gateway.h2c()] {
         let refused = client.get("/more").send().await.unwrap();
         assert_eq!((refused.status, refused.code().as_str()), (503, "overloaded"));
+        assert_eq!(refused.header("access-control-allow-origin"), None, "no page asked");
+        let page = client.get("/more").header("origin", "https://app.example").send().await.unwrap();
+        assert_eq!(page.header("access-control-allow-origin"), Some("https://app.example"));
+        assert_eq!(page.header("access-control-expose-headers"), Some("retry-after"));
+        assert_eq!(page.header("vary"), Some("Origin"));
+        let other = client.get("/more").header("origin", "https://evil.example").send().await.unwrap();
+        assert_eq!((other.status, other.header("access-control-allow-origin")), (503, None));
     }
-    assert_eq!(counted(&counters, Code::Overloaded), 2);
+    assert_eq!(counted(&counters, Code::Overloaded), 6);
     held.iter().for_each(tokio::task::JoinHandle::abort);
     wait_until("room", || counters.requests() == 0).await;
     assert_eq!(gateway.client().get("/more").send().await.unwrap().text(), "ok");
+}
+
+/// A head that cannot be read has no origin: only what holds for any page can be said.
+#[tokio::test]
+async fn a_refusal_of_an_unreadable_head_is_for_any_page_or_none() {
+    let upstream = Upstream::start(|_| Answer::ok("")).await;
+    for (origin, told) in [("*", true), ("https://app.example", false)] {
+        let gateway = Gateway::with(&upstream.url(), |options| {
+            options.cors = Some(Cors::new([origin], false).unwrap());
+        })
+        .await;
+        let mut connection = RawConnection::open(gateway.addr).await;
+        connection.write("GET / HTTP/1.1\r\nHost: h\r\nOrigin : https://app.example\r\n\r\n").await;
+        let head = String::from_utf8(connection.read_head().await.unwrap()).unwrap().to_lowercase();
+        assert!(head.starts_with("http/1.1 400"), "{head}");
+        assert_eq!(head.contains("access-control-allow-origin: *\r\n"), told, "{head}");
+    }
 }
 
 fn counted(counters: &Counters, code: Code) -> u64 {

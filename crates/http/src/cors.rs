@@ -67,6 +67,19 @@ impl Cors {
         Ok(Self { origins: (!any).then_some(named), credentials })
     }
 
+    /// Fits a refusal that was made before the layer saw the request: by a server that had no place for it, or could not
+    /// read it. `origin` is the request's `Origin`, where there is one and it could be read.
+    pub fn fit_refusal(&self, origin: Option<&HeaderValue>, refusal: &mut HeaderMap) {
+        match (origin, &self.origins) {
+            (Some(origin), _) => self.allow(origin, refusal),
+            (None, None) => self.allow(&HeaderValue::from_static("null"), refusal),
+            (None, Some(_)) => return,
+        }
+        if refusal.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
+            expose_those(refusal, is_ours_in_a_refusal);
+        }
+    }
+
     /// Puts the policy for this page in place of whatever is there.
     fn allow(&self, origin: &HeaderValue, headers: &mut HeaderMap) {
         headers.remove(ACCESS_CONTROL_ALLOW_ORIGIN);
@@ -190,9 +203,14 @@ pub(crate) fn fit_for_nobody(answer: &mut response::Parts, settings: &Settings) 
 
 /// Lets the page read what is ours in this answer, the whole of it or a part, besides what it may read already.
 fn expose(headers: &mut HeaderMap, settings: &Settings, whole: bool) {
-    let ours = |name: &HeaderName| {
-        is_ours(name, &settings.names) || (whole && (*name == RETRY_AFTER || *name == LINK))
-    };
+    expose_those(headers, |name| is_ours(name, &settings.names) || (whole && is_ours_in_a_refusal(name)));
+}
+
+fn is_ours_in_a_refusal(name: &HeaderName) -> bool {
+    *name == RETRY_AFTER || *name == LINK
+}
+
+fn expose_those(headers: &mut HeaderMap, ours: impl Fn(&HeaderName) -> bool) {
     let hidden: Vec<&str> = headers
         .keys()
         .filter(|name| ours(name) && !names(headers, &ACCESS_CONTROL_EXPOSE_HEADERS, name))

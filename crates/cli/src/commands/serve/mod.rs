@@ -107,6 +107,7 @@ impl Serve {
         Ok(GatewayOptions {
             key_header: self.guard.key_header.clone(),
             docs_url: self.policy.docs_url.clone(),
+            cors: self.browsers.cors()?,
             ..options
         })
     }
