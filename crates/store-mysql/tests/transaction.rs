@@ -418,13 +418,16 @@ async fn an_open_transaction_delays_its_duplicates_alone() {
                     order(tx, &key).await?;
                     Ok(Reply::ok("x"))
                 };
-                store.once_with(&mut conn, &operation, &impatient(), work).await.unwrap()
+                // Behind the open transaction no patience would be enough; a slow server needs some.
+                let options = TxOptions { wait: Duration::from_secs(10), ..TxOptions::default() };
+                store.once_with(&mut conn, &operation, &options, work).await.unwrap()
             })
         }));
         let (busy, others) = within("the others", async { tokio::join!(busy, others) }).await;
         assert!(matches!(busy.unwrap(), OnceOutcome::InProgress { .. }), "{isolation}");
         for other in others {
-            assert!(matches!(other.unwrap(), OnceOutcome::Ran(_)), "{isolation}");
+            let outcome = other.unwrap();
+            assert!(matches!(outcome, OnceOutcome::Ran(_)), "{isolation}: {outcome:?}");
         }
         let patience: u32 =
             waiting.query_first("select @@session.innodb_lock_wait_timeout").await.unwrap().unwrap();
