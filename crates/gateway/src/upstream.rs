@@ -235,7 +235,7 @@ where
         let (sender, connection) = match handshake.await {
             Ok(Ok(made)) => made,
             Ok(Err(error)) => return Err(self.unreachable(&error)),
-            Err(elapsed) => return Err(self.unreachable(&elapsed)),
+            Err(_) => return Err(self.unreachable(&self.too_slow())),
         };
         // Never held across a wait.
         let connection = Arc::new(parking_lot::Mutex::new(Box::pin(connection)));
@@ -263,8 +263,13 @@ where
         match connected {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(error)) => Err(self.unreachable(&error)),
-            Err(elapsed) => Err(self.unreachable(&elapsed)),
+            Err(_) => Err(self.unreachable(&self.too_slow())),
         }
+    }
+
+    fn too_slow(&self) -> io::Error {
+        let within = format!("no connection within {:?}, the connect timeout", self.connect_timeout);
+        io::Error::new(io::ErrorKind::TimedOut, within)
     }
 
     /// Waits for the answer as long as the request body moves, and the timeout after that.
