@@ -68,8 +68,8 @@ fn mine(claim: TxClaim) -> TransactionClaim {
     }
 }
 
-fn impatient() -> TxOptions {
-    TxOptions { wait: Duration::from_secs(1), ..TxOptions::default() }
+fn waiting_for(seconds: u64) -> TxOptions {
+    TxOptions { wait: Duration::from_secs(seconds), ..TxOptions::default() }
 }
 
 #[tokio::test]
@@ -195,7 +195,7 @@ async fn once_runs_once() {
             let (store, url, key) = (store.clone(), url.clone(), key.clone());
             tokio::spawn(async move {
                 let mut conn = isolated(&url, ISOLATIONS[isolations[n % 3]]).await;
-                let options = TxOptions { wait: Duration::from_secs(60), ..TxOptions::default() };
+                let options = waiting_for(60);
                 let operation = op(&key);
                 let work = async move |tx: &mut Transaction<'_>| {
                     order(tx, &key).await?;
@@ -373,7 +373,7 @@ async fn a_claim_in_a_deadlock_says_so() {
         small.query_drop("update stock set pieces = pieces - 1 where id = 1").await.unwrap();
         ready.send(()).await.unwrap();
         // A store of its own, as in another process: the turn of this one is its own.
-        let options = TxOptions { wait: Duration::from_secs(60), ..TxOptions::default() };
+        let options = waiting_for(60);
         let told = its.claim_in(&mut small, &op("k"), &options).await.unwrap();
         assert!(matches!(told, TxClaim::RetryTransaction), "{told:?}");
         assert!(order(&mut small, "by itself").await.is_err(), "nothing commits by itself");
@@ -408,7 +408,7 @@ async fn an_open_transaction_delays_its_duplicates_alone() {
 
         let mut waiting = isolated(&url, isolation).await;
         waiting.query_drop("set session innodb_lock_wait_timeout = 37").await.unwrap();
-        let busy = store.once_with(&mut waiting, &op(&key), &impatient(), async |_| panic!("never run"));
+        let busy = store.once_with(&mut waiting, &op(&key), &waiting_for(1), async |_| panic!("never run"));
         let others = join_all((0..30).map(|n| {
             let (store, url, key) = (store.clone(), url.clone(), format!("{key}-{n}"));
             tokio::spawn(async move {
@@ -419,15 +419,13 @@ async fn an_open_transaction_delays_its_duplicates_alone() {
                     Ok(Reply::ok("x"))
                 };
                 // Behind the open transaction no patience would be enough; a slow server needs some.
-                let options = TxOptions { wait: Duration::from_secs(10), ..TxOptions::default() };
-                store.once_with(&mut conn, &operation, &options, work).await.unwrap()
+                store.once_with(&mut conn, &operation, &waiting_for(10), work).await.unwrap()
             })
         }));
         let (busy, others) = within("the others", async { tokio::join!(busy, others) }).await;
         assert!(matches!(busy.unwrap(), OnceOutcome::InProgress { .. }), "{isolation}");
         for other in others {
-            let outcome = other.unwrap();
-            assert!(matches!(outcome, OnceOutcome::Ran(_)), "{isolation}: {outcome:?}");
+            assert!(matches!(other, Ok(OnceOutcome::Ran(_))), "{isolation}: {other:?}");
         }
         let patience: u32 =
             waiting.query_first("select @@session.innodb_lock_wait_timeout").await.unwrap().unwrap();
@@ -438,7 +436,7 @@ async fn an_open_transaction_delays_its_duplicates_alone() {
             let (store, url, key) = (store.clone(), url.clone(), key.clone());
             tokio::spawn(async move {
                 let mut conn = isolated(&url, isolation).await;
-                let options = TxOptions { wait: Duration::from_secs(60), ..TxOptions::default() };
+                let options = waiting_for(60);
                 store.once_with(&mut conn, &op(&key), &options, async |_| panic!("never run")).await.unwrap()
             })
         });
@@ -529,7 +527,7 @@ fn standing_at(step: &str, url: &str) -> Standing {
 /// The retry after a crash: one row of the business, one reply.
 async fn retried(store: &MysqlStore, url: &str, committed: bool, what: &str) {
     let mut conn = connect(url).await;
-    let options = TxOptions { wait: Duration::from_secs(60), ..TxOptions::default() };
+    let options = waiting_for(60);
     let work = async |tx: &mut Transaction<'_>| {
         order(tx, "k").await?;
         Ok(Reply::ok("charged"))
