@@ -10,6 +10,7 @@ use http_body_util::BodyExt;
 
 use crate::body::{BoxError, Whole};
 use crate::budget::Permit;
+use crate::joined::Joined;
 
 /// Why a body is not in memory.
 #[derive(Debug)]
@@ -86,7 +87,7 @@ where
 /// one that doubles as it fills; never larger than the body may be.
 struct Buffer {
     first: Bytes,
-    joined: Vec<u8>,
+    joined: Joined,
     announced: Option<usize>,
     bytes_max: usize,
 }
@@ -94,7 +95,7 @@ struct Buffer {
 impl Buffer {
     fn new(announced: Option<usize>, bytes_max: usize) -> Self {
         let bytes_max = announced.unwrap_or(usize::MAX).min(bytes_max);
-        Self { first: Bytes::new(), joined: Vec::new(), announced, bytes_max }
+        Self { first: Bytes::new(), joined: Joined::default(), announced, bytes_max }
     }
 
     fn len(&self) -> usize {
@@ -118,10 +119,10 @@ impl Buffer {
         }
         let held = self.held_with(data.len());
         if held > self.joined.capacity() {
-            self.joined.reserve_exact(held - self.joined.len());
+            self.joined.grow_to(held);
         }
-        self.joined.extend_from_slice(&std::mem::take(&mut self.first));
-        self.joined.extend_from_slice(&data);
+        self.joined.push(&std::mem::take(&mut self.first));
+        self.joined.push(&data);
     }
 
     /// Makes no room for more.
@@ -131,7 +132,7 @@ impl Buffer {
     }
 
     fn into_bytes(self) -> Bytes {
-        if self.joined.is_empty() { self.first } else { self.joined.into() }
+        if self.joined.len() == 0 { self.first } else { self.joined.into_bytes() }
     }
 }
 
@@ -147,6 +148,7 @@ mod tests {
             (None, 100_000, 30_000),
             (Some(100_000), 1 << 20, 30_000),
             (Some(10), 1 << 20, 10),
+            (Some(200_000), 1 << 20, 50_000),
             (Some(1 << 30), 100_000, 7),
         ] {
             let mut buffer = Buffer::new(announced, bytes_max);

@@ -27,6 +27,7 @@ mod detached;
 mod execute;
 mod fingerprint;
 pub mod headers;
+mod joined;
 mod key;
 mod keyed;
 mod layer;
