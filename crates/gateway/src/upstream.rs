@@ -301,7 +301,10 @@ where
             }
             match progress {
                 Some(progress) if progress.waits_for_client() => return Err(Failure::ClientTimeout),
-                _ => return Err(Failure::Timeout),
+                _ => {
+                    warn!(upstream = %self.url, "no answer within --upstream-timeout");
+                    return Err(Failure::Timeout);
+                }
             }
         }
     }

@@ -242,7 +242,14 @@ impl<RB> Run<RB> {
                 Read::Short("its length is not the declared one".into())
             }
             Ok(Ok(whole)) => Read::Whole(whole),
-            Ok(Err(Cut::TooLong(prefix) | Cut::OverBudget(prefix))) => Read::Long(prefix),
+            Ok(Err(Cut::TooLong(prefix))) => Read::Long(prefix),
+            Ok(Err(Cut::OverBudget(prefix))) => {
+                tracing::warn!(
+                    key_hash = answer.reporter.key_hash.map(tracing::field::display),
+                    "a reply is stored without its body, which its replays will lack: the buffer budget had no room for it within {ROOM_PATIENCE:?}"
+                );
+                Read::Long(prefix)
+            }
             Ok(Err(Cut::Failed(error))) => Read::Short(error),
             Err(_panic) => Read::Panicked,
         }
@@ -429,7 +436,10 @@ async fn pump<R>(
             None => Ok(None),
             Some(Ok(frame)) if frame.is_trailers() && !accepts_trailers => continue,
             Some(Ok(frame)) => Ok(Some(frame)),
-            Some(Err(error)) => Err(error),
+            Some(Err(error)) => {
+                tracing::warn!(%error, "a long reply that is recorded broke off on its way to the client");
+                Err(error)
+            }
         };
         let is_last = !matches!(piece, Ok(Some(_)));
         listening = frames.send(piece).await.is_ok();

@@ -74,10 +74,12 @@ pub(crate) struct LimitArgs {
     /// The longest body of a guarded request; past it 413
     #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = bytes)]
     max_request_body: usize,
-    /// The longest reply body that is stored; a longer one streams through, and its replays have no body
+    /// The longest reply body that is stored; a longer one streams through, and its replays have no body. So does one that finds no
+    /// room in --buffer-budget for 5 s
     #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = bytes)]
     max_stored_body: usize,
-    /// All bodies of guarded requests and replies in memory at once, a quarter of it for replies alone; past it 503
+    /// All bodies of guarded requests and replies in memory at once, a quarter of it for replies alone; past it a request gets
+    /// 503, and a reply waits 5 s for room to be stored with its body
     #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = bytes)]
     buffer_budget: usize,
     /// Replies kept in memory for replays; 0: none
@@ -124,6 +126,13 @@ impl LimitArgs {
             return Err(Failure::Usage(format!(
                 "--buffer-budget {}: a body of --max-request-body ({} bytes) would never find room; a quarter is for replies alone",
                 self.buffer_budget, self.max_request_body
+            )));
+        }
+        // It would wait for room, and be stored without its body.
+        if self.buffer_budget < self.max_stored_body {
+            return Err(Failure::Usage(format!(
+                "--buffer-budget {}: a reply of --max-stored-body ({} bytes) would never find room",
+                self.buffer_budget, self.max_stored_body
             )));
         }
         Ok(())

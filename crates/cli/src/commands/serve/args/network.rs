@@ -21,7 +21,8 @@ pub(crate) struct NetworkArgs {
     #[arg(value_parser = Unrepeated(str::parse::<UpstreamUrl>))]
     pub(crate) upstream: Option<UpstreamUrl>,
     /// A proxy in front, whose X-Forwarded-Proto, -Host and -For are kept: an address, a network such as 10.0.0.0/8,
-    /// loopback or private; may be repeated. From anybody else they are set anew
+    /// loopback or private; may be repeated. From anybody else -Proto and -Host are set anew; to -For the address of who
+    /// connects is always added, and what is left of it is only what a client says
     #[arg(long, value_name = "NETWORK")]
     trust_proxy: Vec<TrustedProxy>,
     /// A file of certificate authorities (PEM) that the upstream's certificate must be from, instead of the system's
