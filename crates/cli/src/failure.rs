@@ -25,6 +25,8 @@ pub(crate) enum Failure {
     Transient(String),
     /// The store, a file or the terminal failed. Exit code 74, as `EX_IOERR` of sysexits.
     Io(String),
+    /// Said already, in another form. With its exit code.
+    Told(u8),
     /// Whoever read our output has had enough: not a failure.
     ReaderGone,
 }
@@ -35,20 +37,26 @@ impl Failure {
         Self::Io(format!("{doing}: {}", chain(error)))
     }
 
-    /// Prints the line and gives the exit code.
-    pub(crate) fn report(self) -> ExitCode {
-        let code = match self {
-            Self::Refused(_) => 1,
+    /// The exit code.
+    pub(crate) fn code(&self) -> u8 {
+        match self {
+            Self::Refused(_) | Self::Found => 1,
             Self::Usage(_) => 2,
             Self::Data(_) => 65,
             Self::Transient(_) => 75,
             Self::Io(_) => 74,
             Self::Unreachable(_) => 3,
-            Self::Found => return ExitCode::from(1),
-            Self::ReaderGone => return ExitCode::SUCCESS,
-        };
-        eprintln!("error: {self}");
-        ExitCode::from(code)
+            Self::Told(code) => *code,
+            Self::ReaderGone => 0,
+        }
+    }
+
+    /// Prints the line and gives the exit code.
+    pub(crate) fn report(self) -> ExitCode {
+        if !matches!(self, Self::Found | Self::Told(_) | Self::ReaderGone) {
+            eprintln!("error: {self}");
+        }
+        ExitCode::from(self.code())
     }
 }
 
@@ -62,6 +70,7 @@ impl fmt::Display for Failure {
             | Self::Unreachable(message)
             | Self::Io(message) => message,
             Self::Found => "a promise does not hold",
+            Self::Told(_) => "said before",
             Self::ReaderGone => "nobody reads the output",
         })
     }

@@ -37,6 +37,8 @@ impl Gateway {
         let said = process.stderr() + &process.stdout();
         let addr =
             said.lines().find_map(|line| line.split_once("listening on http://")).context("an address")?.1;
+        // In JSON a quote follows.
+        let addr = addr.split('"').next().unwrap_or_default();
         Ok(Self { addr: addr.trim().parse().context("an address")?, process, folder: folder.to_owned() })
     }
 

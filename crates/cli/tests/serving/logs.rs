@@ -62,9 +62,19 @@ async fn a_json_line_tells_verdict_key_hash_attempt_and_times() {
     let log = logged(folder.path(), "json").await;
     let lines: Vec<Value> = log
         .lines()
-        .filter(|line| line.starts_with('{'))
-        .map(|line| serde_json::from_str(line).unwrap())
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
         .collect();
+    let said = |message: &str| {
+        let line = lines.iter().find(|line| line["message"].as_str().is_some_and(|m| m.starts_with(message)));
+        line.unwrap_or_else(|| panic!("no {message:?} in {log}"))
+    };
+    assert_eq!(lines[0]["message"], "starting");
+    assert!(lines[0]["upstream"].as_str().unwrap().starts_with("http://"), "{}", lines[0]);
+    assert!(lines[0]["store"].as_str().unwrap().ends_with("onlyonce.db (durable)"), "{}", lines[0]);
+    for line in [said("starting"), said("listening on http://127.0.0.1:"), said("stopping: ")] {
+        assert_eq!((&line["level"], &line["target"]), (&"INFO".into(), &"onlyonce::serve".into()), "{line}");
+        assert!(line["timestamp"].as_str().unwrap().ends_with('Z'), "{line}");
+    }
     let lines: Vec<&Value> = lines.iter().filter(|line| line["target"] == "onlyonce::request").collect();
     let seen: Vec<_> = lines
         .iter()

@@ -116,6 +116,29 @@ async fn require_durable_refuses_a_store_that_is_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_log_in_json_holds_hazards_and_the_reason_of_a_failed_start_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = |said: &str| -> Vec<serde_json::Value> {
+        said.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"))).collect()
+    };
+    let options = ["--log", "json", "--store", "memory:", "--exempt", "/a", "--exempt", "/b", "--fail-open"];
+    let gateway = Gateway::start("http://127.0.0.1:9", folder.path(), &options).await;
+    let said = lines(&gateway.process.stderr());
+    assert_eq!(said[0]["exempt"], serde_json::json!(["/a", "/b"]), "{}", said[0]);
+    let hazards = said.iter().filter(|line| line["level"] == "WARN");
+    assert!(hazards.clone().all(|line| line["message"].as_str().unwrap().starts_with("hazard: ")));
+    assert_eq!(hazards.count(), 2, "{said:?}");
+
+    let args = ["serve", "--upstream", "http://127.0.0.1:9", "--listen", "127.0.0.1:0", "--store", "memory:"];
+    let args = args.iter().chain(&["--require-durable", "--log", "json"]);
+    let mut process = Process::spawn(PROGRAM, args, folder.path()).unwrap();
+    assert_eq!(process.wait_exit().await.unwrap().code(), Some(1));
+    testkit::wait_until("the reason", || process.stderr().contains("--require-durable")).await;
+    let said = lines(&process.stderr());
+    assert_eq!((said.len(), &said[0]["level"]), (1, &"ERROR".into()), "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_is_not_fit_is_named_and_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     let (code, said) = refused(folder.path(), "sqlite:no/such/onlyonce.db", &[]).await;
@@ -150,6 +173,11 @@ async fn a_store_that_is_not_fit_is_named_and_left_alone() {
     let (code, said) = refused(folder.path(), "sqlite:a.db", &budget).await;
     assert!(
         code == Some(2) && said.contains("--max-request-body") && said.contains("never find room"),
+        "{said}"
+    );
+    let (code, said) = refused(folder.path(), "sqlite:a.db", &["--max-stored-body", "65MiB"]).await;
+    assert!(
+        code == Some(2) && said.contains("--max-stored-body") && said.contains("never find room"),
         "{said}"
     );
     assert!(!folder.path().join("a.db").exists(), "what is wrong is found before a file is made");

@@ -48,7 +48,7 @@ pub(crate) struct Serve {
     /// Say what applies to a request, such as 'POST /v1/charges', and why; nothing is started
     #[arg(long, value_name = "METHOD PATH")]
     pub(super) explain_route: Option<String>,
-    /// One line for each guarded request, on standard error
+    /// One line for each guarded request, on standard error; in json what is said at the start and the end too
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "text")]
     pub(super) log: LogFormat,
 

@@ -7,36 +7,33 @@ use onlyonce_http::{OnStoreFailure, ScopeSource};
 
 use super::Serve;
 use super::args::OnUnknown;
+use super::voice::Told;
 
-pub(super) fn print(
+/// Each under its name.
+pub(super) fn told(
     serve: &Serve,
     options: &GatewayOptions,
     store: &Capabilities,
     policy: &Policy,
-    found: [Option<String>; 2],
-) {
+) -> Vec<Told> {
     let durable = if store.durable { "durable" } else { "NOT durable" };
-    eprintln!("onlyonce {}", env!("CARGO_PKG_VERSION"));
-    if let Some(file) = &serve.config {
-        eprintln!("  config    {}", file.display());
-    }
-    eprintln!("  upstream  {}", options.upstream);
-    eprintln!("  store     {} {} ({durable})", store.name, store.location);
-    eprintln!("  guarded   {}", guarded(serve));
+    let mut told: Vec<Told> = Vec::new();
+    told.extend(serve.config.as_ref().map(|file| ("config", file.display().to_string())));
+    told.push(("upstream", options.upstream.to_string()));
+    told.push(("store", format!("{} {} ({durable})", store.name, store.location)));
+    told.push(("guarded", guarded(serve)));
     for (name, patterns) in [("exempt", &serve.guard.exempt), ("optional", &serve.guard.optional_for)] {
-        for pattern in patterns {
-            eprintln!("  {name:<9} {pattern}");
-        }
+        told.extend(patterns.iter().map(|pattern| (name, pattern.to_string())));
     }
     if !serve.guard.unguarded {
-        eprintln!(
-            "  passes    application/grpc over HTTP/2, unguarded unless --guard names it: its calls say how they ended after the reply"
-        );
+        told.push((
+            "passes",
+            "application/grpc over HTTP/2, unguarded unless --guard names it: its calls say how they ended after the reply"
+                .into(),
+        ));
     }
-    eprintln!("  policy    {}", policy_line(serve, policy));
-    for hazard in hazards(serve, store).into_iter().chain(found.into_iter().flatten()) {
-        eprintln!("  hazard    {hazard}");
-    }
+    told.push(("policy", policy_line(serve, policy)));
+    told
 }
 
 fn guarded(serve: &Serve) -> String {
@@ -76,7 +73,8 @@ fn policy_line(serve: &Serve, policy: &Policy) -> String {
     )
 }
 
-fn hazards(serve: &Serve, store: &Capabilities) -> Vec<String> {
+/// What its operator should know.
+pub(super) fn hazards(serve: &Serve, store: &Capabilities) -> Vec<String> {
     let mut hazards: Vec<String> = store.hazard.iter().cloned().collect();
     if serve.guard.unguarded {
         hazards.push("nothing is guarded: a retry runs again".into());

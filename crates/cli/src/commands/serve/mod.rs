@@ -7,6 +7,7 @@ mod explain_route;
 mod files;
 mod fingerprint;
 mod log;
+mod voice;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::failure::Failure;
 pub(crate) use args::Serve;
 pub(crate) use config::with_file;
+use voice::Voice;
 
 impl Serve {
     pub(crate) fn run(self) -> Result<(), Failure> {
@@ -30,10 +32,11 @@ impl Serve {
         let runtime = super::runtime(tokio::runtime::Builder::new_multi_thread())?;
         // Kept to the end: dropped, it writes what is still queued.
         let _log = log::start(self.log);
-        runtime.block_on(self.serve())
+        let voice = Voice::of(self.log);
+        runtime.block_on(self.serve(voice)).map_err(|failure| voice.failed(failure))
     }
 
-    async fn serve(self) -> Result<(), Failure> {
+    async fn serve(self, voice: Voice) -> Result<(), Failure> {
         // Everything that can be wrong is found before anything is opened or bound.
         let options = self.gateway_options()?;
         let policy = self.policy.checked(options.work_timeout())?;
@@ -58,9 +61,11 @@ impl Serve {
         let verdicts = Verdicts::default();
         let layer = layer(&idempotency, store.clone(), verdicts.clone());
         let files = files::hazard(files::raise_limit(), options.max_connections);
-        banner::print(&self, &options, &capabilities, idempotency.policy(), [note, files]);
+        let mut hazards = banner::hazards(&self, &capabilities);
+        hazards.extend([note, files].into_iter().flatten());
+        voice.banner(&banner::told(&self, &options, &capabilities, idempotency.policy()), &hazards);
         let admin = admin_listener.map(|((listener, addr), token)| {
-            eprintln!("  admin     http://{addr}");
+            voice.admin(&format!("http://{addr}"));
             let counters = &options.counters;
             let admin = match self.guard.unguarded {
                 true => Admin::of_proxy(counters, token),
@@ -68,7 +73,7 @@ impl Serve {
             };
             (tokio::spawn(admin.clone().serve(listener)), admin)
         });
-        let signalled = stop_signal()?;
+        let signalled = stop_signal(voice)?;
         let stop = async {
             signalled.await;
             if let Some((_, admin)) = &admin {
@@ -76,7 +81,7 @@ impl Serve {
             }
         };
         // The line that says it is ready is the last of the banner; its form is relied on by scripts.
-        eprintln!("listening on http://{address}");
+        voice.say(&format!("listening on http://{address}"));
         let drained = if self.guard.unguarded {
             serve(listener, ProxyService::new(&options), &options, stop).await
         } else {
@@ -86,10 +91,10 @@ impl Serve {
             serving.abort();
         }
         if drained.connections_cut > 0 || drained.operations_left > 0 {
-            eprintln!(
+            voice.say(&format!(
                 "stopped: {} connection(s) cut; {} guarded operation(s) still running keep their leases",
                 drained.connections_cut, drained.operations_left
-            );
+            ));
         }
         Ok(())
     }
@@ -143,7 +148,7 @@ async fn bind(addr: SocketAddr) -> Result<(TcpListener, SocketAddr), Failure> {
 }
 
 /// SIGTERM or Ctrl-C; a Ctrl-C after that waits for nothing.
-fn stop_signal() -> Result<impl Future<Output = ()>, Failure> {
+fn stop_signal(voice: Voice) -> Result<impl Future<Output = ()>, Failure> {
     let error = |error| Failure::io("waiting for signals", &error);
     let mut terminate = signal(SignalKind::terminate()).map_err(error)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(error)?;
@@ -152,10 +157,10 @@ fn stop_signal() -> Result<impl Future<Output = ()>, Failure> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        eprintln!("stopping: no new connections; waiting for what runs (Ctrl-C ends it at once)");
+        voice.say("stopping: no new connections; waiting for what runs (Ctrl-C ends it at once)");
         tokio::spawn(async move {
             interrupt.recv().await;
-            eprintln!("ended at once: what runs keeps its lease");
+            voice.say("ended at once: what runs keeps its lease");
             std::process::exit(130);
         });
     })
