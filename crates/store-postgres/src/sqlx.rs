@@ -145,7 +145,8 @@ async fn ask(
     if !before.is_empty() {
         script(connection, before).await?;
     }
-    let mut query = sqlx::query::<Postgres>(AssertSqlSafe(statement));
+    // Named, it would stay on the connection, and behind a pooler on the next one's.
+    let mut query = sqlx::query::<Postgres>(AssertSqlSafe(statement)).persistent(false);
     for value in values {
         query = match *value {
             Value::Text(text) => query.bind(text),

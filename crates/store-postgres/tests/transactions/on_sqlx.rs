@@ -61,6 +61,23 @@ async fn with_sqlx_a_claim_its_work_and_its_reply_are_one_transaction() {
     }
 }
 
+/// A named statement would be the next borrower's behind a pooler.
+#[tokio::test(flavor = "multi_thread")]
+async fn with_sqlx_nothing_of_ours_stays_on_the_connection() {
+    let shop = shop().await;
+    let mut connection = PgConnection::connect(&shop.place.url).await.unwrap();
+    for _ in 0..2 {
+        let work = async |tx: &mut Transaction<'_, Postgres>| {
+            sqlx::raw_sql("insert into orders (item) values ('tea')").execute(&mut **tx).await?;
+            Ok(Reply::new(201, "ordered"))
+        };
+        shop.store.once_sqlx(&mut connection, &op("bare"), work).await.unwrap();
+    }
+    let left = sqlx::raw_sql("select statement from pg_prepared_statements").fetch_all(&mut connection).await;
+    let left: Vec<String> = left.unwrap().iter().map(|row| row.get(0)).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn with_sqlx_an_old_snapshot_is_retried() {
     let shop = shop().await;
