@@ -56,12 +56,7 @@ impl std::fmt::Display for BadCharge {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NotJson(error) => {
-                write!(
-                    f,
-                    "the body is no JSON: {error} at byte {}, expected {}",
-                    error.at(),
-                    error.expected()
-                )
+                write!(f, "the body is no JSON: {error}, expected {}", error.expected())
             }
             Self::NotAnObject => f.write_str("the body is no JSON object such as {\"amount\":100}"),
             Self::NoAmount => f.write_str("the body has no member \"amount\""),

@@ -48,6 +48,11 @@ pub(crate) struct Ledger {
 impl Ledger {
     /// Connects, and sets the balance: always, or with `keep` only where there is none.
     pub(crate) async fn open(url: &str, keep: bool) -> Result<Self> {
+        // The balance has a connection of its own, of a driver that does not know the store's options.
+        anyhow::ensure!(
+            !url.contains('?'),
+            "--redis: one server, redis://HOST:PORT/DATABASE, without options after `?`"
+        );
         let help = "is redis-server running there? --redis takes another URL";
         let store = Options::from_url(url)?.open().await.context(help)?;
         if let Some(hazard) = store.capabilities().hazard {

@@ -27,6 +27,11 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// When a client may try again after a failure that passes.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
+const CHARGED_ONCE: &str = " Send the same request again after Retry-After: it is not charged twice.";
+/// Without keys.
+const MAYBE_CHARGED: &str =
+    " Nobody knows whether it was charged, and the same request sent again charges again (--unprotected).";
+
 struct Service {
     ledger: Ledger,
     unprotected: bool,
@@ -49,7 +54,7 @@ pub(crate) fn router(ledger: Ledger, unprotected: bool, fail_next: bool) -> Rout
 async fn balance(State(service): Shared) -> Response {
     match service.ledger.balance().await {
         Ok(balance) => json_response(StatusCode::OK, json!({ "balance": balance }).to_string()),
-        Err(error) => unavailable(&error),
+        Err(error) => unavailable(&error, ""),
     }
 }
 
@@ -66,8 +71,11 @@ async fn charge(service: &Service, request: Request) -> Result<Response, Respons
         refusal(StatusCode::BAD_REQUEST, "charge-malformed", "This is no charge", &why.to_string())
     })?;
     let Some(key) = key else {
-        let (status, body) =
-            service.ledger.charge_each_time(amount).await.map_err(|error| unavailable(&error))?;
+        let (status, body) = service
+            .ledger
+            .charge_each_time(amount)
+            .await
+            .map_err(|error| unavailable(&error, MAYBE_CHARGED))?;
         return Ok(json_response(
             StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
             body,
@@ -89,14 +97,17 @@ async fn charge(service: &Service, request: Request) -> Result<Response, Respons
 }
 
 async fn once(service: &Service, operation: &Operation, amount: Amount) -> Response {
-    let fault = service.fail_next.load(Ordering::SeqCst).then_some("the charge timed out (--fail-next)");
-    match service.ledger.charge(operation, amount, fault).await {
+    // Of several at once one has the fault; where nothing was to be charged, such as in a replay, it waits for the next.
+    let fault =
+        service.fail_next.swap(false, Ordering::SeqCst).then_some("the charge timed out (--fail-next)");
+    let charged = service.ledger.charge(operation, amount, fault).await;
+    if fault.is_some() && !matches!(charged, Ok(OnceOutcome::Transient(_))) {
+        service.fail_next.store(true, Ordering::SeqCst);
+    }
+    match charged {
         Ok(OnceOutcome::Ran(stored)) => answer(&stored, false),
         Ok(OnceOutcome::Replayed(stored)) => answer(&stored, true),
         Ok(OnceOutcome::Transient(why)) => {
-            if fault.is_some() {
-                service.fail_next.store(false, Ordering::SeqCst);
-            }
             tracing::warn!(%why, "nothing was charged, and the key is free");
             let detail =
                 "Nothing was charged, and the key is free: send the same request again after Retry-After.";
@@ -114,7 +125,7 @@ async fn once(service: &Service, operation: &Operation, amount: Amount) -> Respo
             problem(Problem::new(Code::InProgress).retry_after(lease_left))
         }
         Ok(OnceOutcome::Unknown { .. }) => problem(Problem::new(Code::OutcomeUnknown)),
-        Err(error) => unavailable(&error.into()),
+        Err(error) => unavailable(&error.into(), CHARGED_ONCE),
     }
 }
 
@@ -155,9 +166,10 @@ fn answer(stored: &StoredReply, replayed: bool) -> Response {
     response
 }
 
-fn unavailable(error: &anyhow::Error) -> Response {
+fn unavailable(error: &anyhow::Error, then: &str) -> Response {
     tracing::error!("{error:#}");
-    problem(Problem::new(Code::StoreUnavailable).detail("Redis does not answer as it should. Send the same request again after Retry-After: it is not charged twice.").retry_after(RETRY_AFTER))
+    let detail = format!("Redis does not answer as it should.{then}");
+    problem(Problem::new(Code::StoreUnavailable).detail(detail).retry_after(RETRY_AFTER))
 }
 
 fn problem(problem: Problem) -> Response {
