@@ -36,10 +36,6 @@ const SILENCE: Duration = Duration::from_secs(5);
 /// RFC 9110 §15.2: every client skips it, asked for or not. A socket that is closed answers it with a reset.
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// What is read of a body at once. Where each read fills its buffer the HTTP implementation doubles it, up to the longest head
-/// there may be; one byte less than two of its first keeps it at that.
-const BODY_READ_BYTES_MAX: usize = (16 << 10) - 1;
-
 /// What all connections have in common.
 #[derive(Debug)]
 pub(crate) struct SocketOptions {
@@ -353,12 +349,9 @@ impl AsyncRead for ClientSocket {
         if self.phase() == Phase::Head {
             return self.poll_read_head(cx, buf);
         }
-        let room = buf.remaining().min(BODY_READ_BYTES_MAX);
-        let mut piece = ReadBuf::new(buf.initialize_unfilled_to(room));
-        ready!(Pin::new(&mut self.stream).poll_read(cx, &mut piece))?;
-        let read = piece.filled().len();
-        buf.advance(read);
-        self.end_seen |= read == 0 && room > 0;
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
+        self.end_seen |= buf.filled().len() == before && buf.remaining() > 0;
         Poll::Ready(Ok(()))
     }
 }
