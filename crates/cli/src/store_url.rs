@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use onlyonce_core::{MemoryStore, StoreAdmin, StoreError};
+use onlyonce_core::{MemoryStore, StoreAdmin};
 use onlyonce_store_mysql::MysqlStore;
 use onlyonce_store_postgres::{Options as PostgresOptions, PostgresStore};
 use onlyonce_store_redis::{Options as RedisOptions, RedisStore};
@@ -147,7 +147,7 @@ impl StoreArg {
             StoreUrl::Sqlite(path, _) => Ok(Arc::new(SqliteStore::open_existing(path).await?)),
             StoreUrl::Mysql(url) => Ok(Arc::new(MysqlStore::open_existing(&url.0).await?)),
             StoreUrl::Postgres(url) => Ok(Arc::new(PostgresStore::open_existing(&url.0).await?)),
-            StoreUrl::Redis(url) => Ok(Arc::new(open_redis(&url).await?)),
+            StoreUrl::Redis(url) => Ok(Arc::new(RedisOptions::from_url(&url.0)?.operating().open().await?)),
             StoreUrl::Memory => Err(Failure::Usage(
                 "--store: records in memory belong to the process that holds them; write `sqlite:FILE`"
                     .into(),
@@ -155,13 +155,15 @@ impl StoreArg {
         }
     }
 
-    /// The same for a command that only looks: a file of SQLite that cannot be written will do, and one whose disk is full.
+    /// The same for a command that only looks: a file of SQLite that cannot be written will do, and one whose disk is full;
+    /// a Redis that is full, has too few replicas, or may throw records away.
     ///
     /// # Errors
     /// Those of [`StoreArg::open_existing`].
     pub(crate) async fn open_reading(&self) -> Result<Arc<dyn StoreAdmin>, Failure> {
         match StoreUrl::parse(&self.store)? {
             StoreUrl::Sqlite(path, _) => Ok(Arc::new(SqliteStore::options(path).reading().open().await?)),
+            StoreUrl::Redis(url) => Ok(Arc::new(RedisOptions::from_url(&url.0)?.reading().open().await?)),
             _ => self.open_existing().await,
         }
     }
@@ -179,7 +181,7 @@ impl StoreArg {
             }
             StoreUrl::Mysql(url) => Arc::new(MysqlStore::open(&url.0).await?),
             StoreUrl::Postgres(url) => Arc::new(PostgresStore::open(&url.0).await?),
-            StoreUrl::Redis(url) => Arc::new(open_redis(&url).await?),
+            StoreUrl::Redis(url) => Arc::new(RedisStore::open(&url.0).await?),
             StoreUrl::Memory => Arc::new(MemoryStore::new()),
         };
         Ok((store, None))
@@ -194,10 +196,6 @@ fn added_beside(others: u64) -> Option<String> {
              now; if that is not meant, name another file and drop them"
         )
     })
-}
-
-async fn open_redis(url: &SecretUrl) -> Result<RedisStore, StoreError> {
-    RedisStore::open(&url.0).await
 }
 
 fn is_scheme(text: &str) -> bool {

@@ -83,7 +83,7 @@ codes! {
         "Nothing was run. Send the same request again after Retry-After."
     RecordUnreadable "record-unreadable" 503 true
         "The record of this key cannot be read by this release"
-        "Nothing was run. A newer release wrote the record: finish the upgrade, then send the same request again."
+        "Nothing was run. A newer release wrote the record, or it is damaged; the log of the service says more. Send the same request again when that is mended."
     Overloaded "overloaded" 503 true
         "Too much is in flight"
         "Nothing was run. Send the same request again after Retry-After."

@@ -24,6 +24,8 @@ use crate::store::RedisStore;
 /// Names that one SCAN looks at.
 const SCAN_COUNT: u32 = 1000;
 const AUDIT_ENTRIES_MAX: u32 = 10_000;
+/// Records that cannot be read, named in one warning.
+const BAD_NAMED_MAX: usize = 10;
 const PROBE_LEASE: Duration = Duration::from_secs(1);
 /// How often an operator's change may be overtaken before it is given up.
 const OVERTAKEN_MAX: u32 = 100;
@@ -174,6 +176,7 @@ impl RedisStore {
         change: Change<'_>,
     ) -> Result<OperatorOutcome, Fault> {
         let calls: Calls<'_> = self.calls();
+        calls.may_write()?;
         let name = self.names.record(id);
         let unreadable = |why| Fault::unreadable(&name, &why);
         let list = self.names.audit(name.as_bytes(), self.inner.routes.is_cluster());
@@ -244,7 +247,8 @@ impl RedisStore {
     }
 
     /// Comes by every record that has not expired, on every master, some perhaps twice. Keys of others under our prefix
-    /// are passed by; a record that cannot be read is an error.
+    /// are passed by, and records that cannot be read are named in a warning; where nothing with the key that was asked for
+    /// can be read they are an error, for they are not absent.
     async fn scan(
         &self,
         key: Option<&Key>,
@@ -254,6 +258,7 @@ impl RedisStore {
             Some(key) => self.names.patterns_of(key.as_str()),
             None => self.names.patterns().to_vec(),
         };
+        let (mut readable, mut bad) = (0_usize, BTreeMap::new());
         for node in self.inner.routes.masters().await? {
             for pattern in &patterns {
                 let mut cursor = "0".to_owned();
@@ -268,9 +273,10 @@ impl RedisStore {
                             }
                         });
                         match known {
-                            Ok(()) | Err(Unreadable::Foreign) => {}
+                            Ok(()) => readable += 1,
+                            Err(Unreadable::Foreign) => {}
                             Err(why) => {
-                                return Err(Fault::unreadable(&String::from_utf8_lossy(&name), &why));
+                                bad.insert(name, why);
                             }
                         }
                     }
@@ -281,8 +287,33 @@ impl RedisStore {
                 }
             }
         }
-        Ok(())
+        let bad: Vec<_> = bad.iter().map(|(name, why)| Fault::unreadable(&lossy(name), why)).collect();
+        match bad.first() {
+            Some(fault) if key.is_some() && readable == 0 => Err(fault.clone()),
+            Some(_) => {
+                self.warn_of(&bad);
+                Ok(())
+            }
+            None => Ok(()),
+        }
     }
+
+    /// The contract has no place for what was left out. Said once, and again when it is something else.
+    fn warn_of(&self, bad: &[Fault]) {
+        let named: Vec<_> = bad.iter().take(BAD_NAMED_MAX).map(Fault::detail).collect();
+        let more = if bad.len() > named.len() { "; …" } else { "" };
+        let named = named.join("; ");
+        let warning = format!("{} record(s) cannot be read and are left out: {named}{more}", bad.len());
+        let mut warned = self.inner.warned.lock();
+        if *warned != warning {
+            tracing::warn!("{warning}");
+            *warned = warning;
+        }
+    }
+}
+
+fn lossy(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).into_owned()
 }
 
 async fn keys_of(node: &Node, pattern: &str) -> Result<BTreeSet<Vec<u8>>, Fault> {

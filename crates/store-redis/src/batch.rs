@@ -70,8 +70,7 @@ impl Batch {
         }
         for job in self.others {
             let its = values.by_ref().take(answers_to(&job));
-            // Every second one is the answer to ASKING.
-            let its = if job.asking { its.skip(1).step_by(2).collect() } else { its.collect() };
+            let its = if job.asking { after_asking(its) } else { its.collect() };
             job.tell(Ok(its));
         }
     }
@@ -104,6 +103,16 @@ impl Group {
             job.tell(Ok(vec![if stored { at.clone() } else { Value::Nil }]));
         }
     }
+}
+
+/// Every second one is the answer to ASKING. Where that was refused, it is why the next one was not served.
+fn after_asking(answers: impl Iterator<Item = Value>) -> Vec<Value> {
+    let answers: Vec<_> = answers.collect();
+    let pairs = answers.chunks_exact(2);
+    pairs
+        .map(|pair| if matches!(pair[0], Value::ServerError(_)) { &pair[0] } else { &pair[1] })
+        .cloned()
+        .collect()
 }
 
 fn ending(job: &Job) -> Option<&Ending> {

@@ -15,6 +15,7 @@ use redis::Value;
 use crate::error::Fault;
 use crate::link::Link;
 use crate::names::Names;
+use crate::open::Purpose;
 use crate::request::{Claim, Ending, Request};
 use crate::routes::{How, Routes};
 use crate::row::{Moment, NewRow, Row, names, reply_tail, whole_ms};
@@ -29,6 +30,8 @@ const OVERTAKEN_MAX: u32 = 100;
 pub(crate) struct Calls<'a> {
     pub(crate) routes: &'a Routes,
     pub(crate) names: &'a Names,
+    /// How long what waits for somebody is kept, where it is not a week.
+    pub(crate) hold_retention: Option<Duration>,
 }
 
 /// A record as it was found.
@@ -45,11 +48,12 @@ impl Calls<'_> {
         operation: &Operation,
         request: &ClaimRequest,
     ) -> Result<ClaimOutcome, Fault> {
+        self.may_write()?;
         let name = self.names.record(operation.id());
         let ttl_ms = self.ttl_without_reply_ms(request);
         let value = new_row(operation, request, ttl_ms, 1).encode();
         let claim = Claim { name: name.clone(), value, ttl_ms };
-        let how = self.confirmed(true);
+        let how = self.of_claim(request.token);
         let (answers, link) = self.routes.ask(name.as_bytes(), &Request::claim(claim), how).await?;
         let (value, pttl_ms) = match answers.as_slice() {
             [Value::Nil, _] => {
@@ -144,7 +148,21 @@ impl Calls<'_> {
         operation: &Operation,
         token: LeaseToken,
     ) -> Result<ReleaseOutcome, Fault> {
-        self.give_up(&scripts::RELEASE, operation, token, &[], false).await
+        let release = async || self.give_up(&scripts::RELEASE, operation, token, &[], false).await;
+        let released = release().await?;
+        let adrift = &self.routes.adrift;
+        if !adrift.has(&token) {
+            return Ok(released);
+        }
+        // A copy of the claim that arrives now would be nobody's.
+        if !adrift.all_landed(&token, self.routes.options.timeout).await {
+            let why = "a copy of the claim that is released may still arrive";
+            return Err(Fault::new(StoreErrorKind::Unavailable, why).with_sent(true));
+        }
+        match (released, release().await?) {
+            (ReleaseOutcome::Applied, _) => Ok(ReleaseOutcome::Applied),
+            (_, last) => Ok(last),
+        }
     }
 
     pub(crate) async fn mark_unknown(
@@ -329,7 +347,9 @@ impl Calls<'_> {
             args.extend([entry, keep.as_bytes()]);
         }
         let request = Request::script(&scripts::SWAP, &keys, &args);
-        let how = How { repeatable, ..self.confirmed(true) };
+        // What is safe to be sent again is a claim.
+        let how = if repeatable { self.of_claim(new.token) } else { self.confirmed(true) };
+        let how = How { repeatable, ..how };
         let (answers, link) = self.routes.ask(name.as_bytes(), &request, how).await?;
         let answer = one_array(answers)?;
         if matches!(answer.first(), Some(Value::Int(1))) {
@@ -372,21 +392,36 @@ impl Calls<'_> {
             return Ok(());
         }
         let Err(fault) = confirm(link, replicas).await else { return Ok(()) };
+        // Where a copy of it may still arrive this waits for it: else the caller goes on releasing.
         match self.release(operation, token).await {
             Ok(_) => Err(fault.with_sent(false)),
             Err(_) => Err(fault),
         }
     }
 
+    pub(crate) fn may_write(self) -> Result<(), Fault> {
+        match self.routes.options.purpose {
+            Purpose::Look => Err(Fault::unfit("the store is open for looking alone")),
+            Purpose::Work | Purpose::Operate => Ok(()),
+        }
+    }
+
     fn confirmed(self, replicated: bool) -> How {
-        How { replicated: replicated && self.routes.options.min_replicas > 0, repeatable: true }
+        let replicated = replicated && self.routes.options.min_replicas > 0;
+        How { replicated, repeatable: true, claim: None }
+    }
+
+    /// Behind a WAIT a copy of a claim can arrive late.
+    fn of_claim(self, token: LeaseToken) -> How {
+        let how = self.confirmed(true);
+        How { claim: how.replicated.then_some(token), ..how }
     }
 
     /// How long a record without a reply lives. Where any retry may take it over nothing is lost with it; where it waits
     /// for somebody it must not go while he sleeps.
     fn ttl_without_reply_ms(self, request: &ClaimRequest) -> i64 {
         let lease_ms = whole_ms(request.lease);
-        let hold_ms = match (self.routes.options.hold_retention, request.on_lease_end) {
+        let hold_ms = match (self.hold_retention, request.on_lease_end) {
             (Some(hold), _) => whole_ms(hold),
             (None, OnLeaseEnd::Hold) => WEEK_MS,
             // Its owner must find it a little after its lease, too.
@@ -396,7 +431,7 @@ impl Calls<'_> {
     }
 
     pub(crate) fn hold_ms(self) -> i64 {
-        self.routes.options.hold_retention.map_or(WEEK_MS, whole_ms).max(1)
+        self.hold_retention.map_or(WEEK_MS, whole_ms).max(1)
     }
 }
 

@@ -5,10 +5,9 @@ use std::borrow::Cow;
 use onlyonce_core::{StoreError, StoreErrorKind};
 use redis::{ErrorKind, RedisError, ServerError, ServerErrorKind};
 
+use crate::open::Address;
+use crate::rights::NEEDED;
 use crate::row::Unreadable;
-
-const LACKS_A_PERMISSION: &str =
-    "the Redis user lacks a permission that the store needs; the documentation of the store lists them";
 
 /// A failure on the way, not yet tied to a method of the store.
 #[derive(Clone, Debug)]
@@ -57,13 +56,14 @@ impl Fault {
         let acl = error
             .details()
             .is_some_and(|said| said.contains("ACL failure") || said.contains("user executing"));
+        if acl || error.code() == "NOPERM" {
+            let why =
+                format!("the Redis user lacks a permission that the store needs; in all it needs {NEEDED}");
+            return Self { source: Some(error.clone().into()), ..Self::unfit(why) };
+        }
         let (kind, detail) = match error.code() {
-            _ if acl => (Unfit, LACKS_A_PERMISSION),
             "OOM" => (Full, "Redis has no memory left (maxmemory): raise it, or shorten the retention"),
             "WRONGTYPE" => (Unreadable, "a key of ours holds something that is no record"),
-            "NOPERM" => {
-                (Unfit, "the Redis user lacks a permission that the store needs; see the documentation")
-            }
             "NOAUTH" | "WRONGPASS" => (Unfit, "Redis wants another user or password"),
             "MISCONF" => (Unavailable, "Redis takes no writes, for it cannot save to its disk"),
             "NOREPLICAS" => (Unavailable, "Redis takes no writes, for it has too few replicas"),
@@ -77,6 +77,20 @@ impl Fault {
             _ => (Internal, "Redis refused a command"),
         };
         Self { kind, detail: detail.into(), source: Some(error.clone().into()), sent: false }
+    }
+
+    /// What is wrong, in words.
+    pub(crate) fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    /// Says which server it is about.
+    pub(crate) fn at(self, address: &Address) -> Self {
+        let server = address.to_string();
+        if self.detail.contains(&server) {
+            return self;
+        }
+        Self { detail: format!("{server}: {}", self.detail).into(), ..self }
     }
 
     /// Says whether the command may have been carried out.
@@ -108,8 +122,30 @@ impl Fault {
         let mut error =
             StoreError::new(self.kind, operation).with_detail(format!("{location}: {}", self.detail));
         if let Some(source) = self.source {
-            error = error.with_source(source);
+            error = error.with_source(Said::of(&source));
         }
         if self.sent { error.ambiguous() } else { error }
     }
 }
+
+/// A cause in one line. The driver's own errors name what is below them, and have it below them once more; where the
+/// other side is no Redis they are its parser's notes.
+#[derive(Debug)]
+struct Said(String);
+
+impl Said {
+    fn of(error: &RedisError) -> Self {
+        match error.kind() {
+            ErrorKind::Parse => Self("what answers there does not speak the protocol of Redis".into()),
+            _ => Self(error.to_string().lines().map(str::trim).collect::<Vec<_>>().join(" ")),
+        }
+    }
+}
+
+impl std::fmt::Display for Said {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Said {}

@@ -5,7 +5,7 @@ use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Pipeline, Value};
 
 use crate::error::Fault;
-use crate::open::{Address, Kind, Options};
+use crate::open::{Address, Kind, Options, Purpose};
 
 /// What a server said of itself when the connection was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,7 +105,7 @@ impl Answers {
         let policy = self.info("maxmemory_policy").or_else(|| find(&self.policy, "maxmemory-policy"));
         let why = match policy {
             Some("noeviction") => return Ok(false),
-            _ if options.allow_eviction => return Ok(true),
+            _ if options.allow_eviction || options.purpose == Purpose::Look => return Ok(true),
             Some(policy) => format!(
                 "{address} has maxmemory-policy {policy}: it may throw away a record, and its operation would run \
                  twice. Set noeviction, or say allow_eviction=true"

@@ -152,6 +152,16 @@ impl Lanes {
     }
 }
 
+impl Lanes {
+    /// Whether whatever was sent so far has been carried out, which the server does in turn; false when it does not say
+    /// so in time, or the connection broke.
+    pub(crate) async fn have_drained(&self, patience: Duration) -> bool {
+        let mut connection = self.connection.clone();
+        let ping = redis::cmd("PING");
+        matches!(timeout(patience, connection.req_packed_command(&ping)).await, Ok(Ok(_)))
+    }
+}
+
 impl Drop for Lanes {
     fn drop(&mut self) {
         self.shared.close();

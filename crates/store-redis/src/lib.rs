@@ -42,12 +42,13 @@
 //! * 7.0 or later, with `maxmemory-policy noeviction`. An evicted record is a second run, so another policy is refused,
 //!   at each connection and each purge, unless [`allow_eviction`](Options::allow_eviction) says otherwise.
 //! * A user for it needs these rights, on keys `~idem*`: `+set +get +del +pttl +time +pexpireat +pexpiretime +evalsha
-//!   +script|load +ping +info`, with `min_replicas` `+wait`, on a cluster `+cluster|slots +cluster|info
-//!   +cluster|nodes`, for operators `+scan
+//!   +script|load +ping +info`, with `min_replicas` `+wait`, on a cluster `+asking +cluster|slots
+//!   +cluster|info +cluster|nodes`, for operators `+scan
 //!   +getrange +strlen +lpush +ltrim +lrange`. `+config|get` lets it see whether the server syncs each write. What a claim and
 //!   its owner need is tried out when the store is opened.
 
 mod admin;
+mod adrift;
 mod batch;
 mod claims;
 mod cluster;
@@ -60,6 +61,7 @@ mod node;
 mod once;
 mod open;
 mod request;
+mod rights;
 mod routes;
 mod row;
 mod scripts;

@@ -13,8 +13,9 @@ use tokio::time::timeout;
 use crate::error::Fault;
 use crate::fitness::{self, Fitness};
 use crate::lanes::{Health, Lanes};
-use crate::open::{Address, Options};
+use crate::open::{Address, Kind, Options, Purpose};
 use crate::request::Request;
+use crate::rights;
 
 /// Callers who wait for replicas; past it they wait for room.
 const CONFIRM_MAX: usize = 1024;
@@ -53,6 +54,9 @@ impl Link {
         let open = async {
             let mut connection = connect(&client).await?;
             let fitness = fitness::check(&mut connection, options, address).await?;
+            if options.purpose == Purpose::Work {
+                rights::check(&mut connection, options, address).await?;
+            }
             let health = Health::new();
             let replicated = match options.min_replicas {
                 0 => None,
@@ -62,7 +66,7 @@ impl Link {
                     Some(Replicated::start(connection, lanes, replicas, options))
                 }
             };
-            Ok(Self {
+            Ok::<_, Fault>(Self {
                 address: address.clone(),
                 calm: Lanes::start(&connection, &health, fitness.durability, options.timeout),
                 connection,
@@ -73,6 +77,7 @@ impl Link {
             })
         };
         match timeout(options.connect_timeout, open).await {
+            Ok(Err(fault)) if options.kind != Kind::Single => Err(fault.at(address)),
             Ok(opened) => opened.map(Arc::new),
             Err(_) => Err(Fault::new(
                 StoreErrorKind::Unavailable,
@@ -118,11 +123,17 @@ impl Link {
         answered.await.map_err(|_| ended())?
     }
 
+    /// Whether whatever was sent for replicas to confirm has been carried out.
+    pub(crate) async fn has_drained(&self, patience: Duration) -> bool {
+        self.replicated.as_ref().map_or(&self.calm, |its| &its.lanes).have_drained(patience).await
+    }
+
     /// Whether it still answers.
     pub(crate) async fn ping(&self) -> Result<(), Fault> {
         let answers = self.ask(&Request::of([redis::cmd("PING")]), false, false).await?;
         match answers.first() {
-            Some(Value::ServerError(error)) => {
+            // Forbidden is an answer too: the server is there.
+            Some(Value::ServerError(error)) if error.code() != "NOPERM" => {
                 self.give_up();
                 Err(Fault::refused(error))
             }

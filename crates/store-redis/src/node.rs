@@ -142,11 +142,23 @@ impl Node {
         asking: bool,
     ) -> Result<(Vec<Value>, Arc<Link>), Fault> {
         let link = self.link().await?;
+        let answers = self.ask_on(&link, request, replicated, asking).await?;
+        Ok((answers, link))
+    }
+
+    /// The same on a connection of this server that is known already.
+    pub(crate) async fn ask_on(
+        &self,
+        link: &Link,
+        request: &Request<'_>,
+        replicated: bool,
+        asking: bool,
+    ) -> Result<Vec<Value>, Fault> {
         let answers = link.ask(request, replicated, asking).await;
         // An error is an answer too; but a server that serves nothing is as good as away.
         let served = answers.as_ref().is_ok_and(|values| !values.iter().any(serves_nothing));
         self.note(served);
-        Ok((answers?, link))
+        answers
     }
 
     /// Keeps the contact up, or finds out that it broke: asks a server that nobody asked anything for so long.

@@ -310,7 +310,8 @@ impl Once<'_> {
         let Ready { code, hash } = &*self.effect.plan.0;
         let request = Request::code(hash, code, &keys, &args);
         // Sent again after a lost answer it finds its own record.
-        let how = How { replicated: self.calls.routes.options.min_replicas > 0, repeatable: true };
+        let replicated = self.calls.routes.options.min_replicas > 0;
+        let how = How { replicated, repeatable: true, claim: None };
         let (answers, link) = self.calls.routes.ask(self.name.as_bytes(), &request, how).await?;
         Ok((self.came(one_array(answers)?, retention_ms)?, link))
     }

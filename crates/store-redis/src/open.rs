@@ -32,6 +32,18 @@ pub struct Options {
     pub(crate) timeout: Duration,
     pub(crate) connect_timeout: Duration,
     pub(crate) hold_retention: Option<Duration>,
+    pub(crate) purpose: Purpose,
+}
+
+/// What a store is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Claims and their owners: whatever they need is tried out first.
+    Work,
+    /// An operator's changes.
+    Operate,
+    /// Looking alone.
+    Look,
 }
 
 /// What the servers are to each other.
@@ -64,7 +76,7 @@ impl Options {
     /// | form | what |
     /// |---|---|
     /// | `redis://[USER[:PASSWORD]@]HOST[:PORT][/DB]` | one server |
-    /// | `redis+unix:///SOCKET` | one server, by its socket |
+    /// | `redis+unix://[USER[:PASSWORD]@]/SOCKET` | one server, by its socket |
     /// | `redis+cluster://[…@]HOST[:PORT],HOST[:PORT]…` | a cluster; any of its nodes will do, more make it sure |
     /// | `redis+sentinel://[…@]HOST[:PORT],…/NAME[/DB]` | the master of this name, as these Sentinels know it |
     ///
@@ -98,6 +110,7 @@ impl Options {
             timeout: Duration::from_millis(900),
             connect_timeout: Duration::from_secs(1),
             hold_retention: None,
+            purpose: Purpose::Work,
         }
     }
 
@@ -194,6 +207,22 @@ impl Options {
     #[must_use]
     pub fn hold_retention(mut self, retention: Duration) -> Self {
         self.hold_retention = Some(retention);
+        self
+    }
+
+    /// For an operator: nothing is written by opening it, so that a full server, or one with too few replicas, is no hindrance
+    /// to a decision about what is there.
+    #[must_use]
+    pub fn operating(mut self) -> Self {
+        self.purpose = Purpose::Operate;
+        self
+    }
+
+    /// For looking alone: nothing is written by opening it, and a server that may throw records away is looked at too. What would
+    /// claim or change a record fails with [`StoreErrorKind::Unfit`].
+    #[must_use]
+    pub fn reading(mut self) -> Self {
+        self.purpose = Purpose::Look;
         self
     }
 

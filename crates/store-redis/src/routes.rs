@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use onlyonce_core::StoreErrorKind;
+use onlyonce_core::{LeaseToken, StoreErrorKind};
 use redis::Value;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
+use crate::adrift::Adrift;
 use crate::cluster::{Cluster, Redirect};
 use crate::error::Fault;
 use crate::fitness::Durability;
@@ -24,12 +25,15 @@ pub(crate) struct How {
     pub(crate) replicated: bool,
     /// Safe to be carried out twice, so it is sent again when its answer was lost.
     pub(crate) repeatable: bool,
+    /// The token, where it is a claim whose copies must not come alive after it was taken back.
+    pub(crate) claim: Option<LeaseToken>,
 }
 
 /// All servers of a store.
 #[derive(Debug)]
 pub(crate) struct Routes {
     pub(crate) options: Arc<Options>,
+    pub(crate) adrift: Arc<Adrift>,
     place: Place,
 }
 
@@ -46,7 +50,7 @@ impl Routes {
             Kind::Sentinel(_) => Place::One(Node::new(None, options)),
             Kind::Cluster => Place::Many(Cluster::new(options)),
         };
-        Self { options: Arc::clone(options), place }
+        Self { options: Arc::clone(options), adrift: Arc::default(), place }
     }
 
     pub(crate) fn is_cluster(&self) -> bool {
@@ -69,7 +73,7 @@ impl Routes {
                 None => self.node_of(name).await.map(|node| (node, false)),
             };
             let answered = match &target {
-                Ok((node, asking)) => node.ask(request, how.replicated, *asking).await,
+                Ok((node, asking)) => self.ask_once(node, request, how, *asking).await,
                 Err(fault) => Err(fault.clone()),
             };
             let fault = match answered {
@@ -105,6 +109,24 @@ impl Routes {
             }
             self.refresh().await;
         }
+    }
+
+    async fn ask_once(
+        &self,
+        node: &Node,
+        request: &Request<'_>,
+        how: How,
+        asking: bool,
+    ) -> Result<(Vec<Value>, Arc<Link>), Fault> {
+        let link = node.link().await?;
+        let copy = how.claim.map(|token| self.adrift.copy(token, &request.what, &link));
+        let answers = node.ask_on(&link, request, how.replicated, asking).await;
+        if let Some(copy) = copy
+            && answers.as_ref().err().is_none_or(|fault| !fault.sent)
+        {
+            copy.end();
+        }
+        Ok((answers?, link))
     }
 
     /// Whether the contact with the server that has `name` was seen to be unbroken for this long. The engine watches the

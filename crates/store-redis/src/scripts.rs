@@ -20,6 +20,13 @@ impl Text {
     }
 }
 
+/// All of them.
+pub(crate) fn all() -> impl Iterator<Item = &'static str> {
+    [&LOOK, &SWAP, &TOUCH, &COMPLETE_MANY, &COMPLETE, &RENEW, &MARK, &RELEASE]
+        .into_iter()
+        .map(|text| text.code)
+}
+
 /// What every script of an owner begins with. Completions, marks, renewals and releases are taken when memory is full
 /// too: what they are about was let in before.
 macro_rules! owner {

@@ -10,13 +10,17 @@ use onlyonce_core::{
     LeaseToken, OnLeaseEnd, Operation, PurgeRequest, Purged, ReleaseOutcome, RenewOutcome, Reply, Scope,
     Store, StoreError, StoreErrorKind, crash_point,
 };
+use parking_lot::Mutex;
 
 use crate::claims::Calls;
 use crate::error::Fault;
 use crate::fitness::Durability;
 use crate::names::Names;
-use crate::open::{Kind, Options};
+use crate::open::{Kind, Options, Purpose};
 use crate::routes::Routes;
+
+/// How long a record of the self-test lives at most.
+const SELF_TEST_KEPT: Duration = Duration::from_secs(50);
 
 /// Records in Redis. Clones are handles on one store and share its connections.
 #[derive(Clone, Debug)]
@@ -32,6 +36,8 @@ pub(crate) struct Inner {
     pub(crate) location: String,
     // The shortest lease that was asked for: contact must be looked after more often than that.
     shortest_lease_ms: AtomicU64,
+    /// The last warning of records that cannot be read.
+    pub(crate) warned: Mutex<String>,
 }
 
 impl RedisStore {
@@ -61,19 +67,25 @@ impl RedisStore {
         let routes = Routes::new(&options);
         let opened = async {
             let fitness = routes.fitness().await?;
-            try_out(Calls { routes: &routes, names: &names }).await?;
+            if options.purpose == Purpose::Work {
+                // Whatever fails on the way, what is left of it is gone soon.
+                let hold_retention = Some(SELF_TEST_KEPT);
+                try_out(Calls { routes: &routes, names: &names, hold_retention }).await?;
+            }
             Ok(fitness)
         };
         let fitness = opened.await.map_err(|fault: Fault| fault.into_error("open", &location))?;
         let capabilities = capabilities(&options, location.clone(), &fitness);
-        let inner =
-            Arc::new(Inner { routes, capabilities, location, shortest_lease_ms: AtomicU64::new(u64::MAX) });
+        let shortest_lease_ms = AtomicU64::new(u64::MAX);
+        let warned = Mutex::default();
+        let inner = Arc::new(Inner { routes, capabilities, location, shortest_lease_ms, warned });
         tokio::spawn(look_after(Arc::downgrade(&inner)));
         Ok(Self { inner, names })
     }
 
     pub(crate) fn calls(&self) -> Calls<'_> {
-        Calls { routes: &self.inner.routes, names: &self.names }
+        let routes = &self.inner.routes;
+        Calls { routes, names: &self.names, hold_retention: routes.options.hold_retention }
     }
 
     pub(crate) fn told<T>(&self, operation: &'static str, result: Result<T, Fault>) -> Result<T, StoreError> {
@@ -220,7 +232,7 @@ fn capabilities(options: &Options, location: String, fitness: &[(Durability, boo
              operations run again",
         ),
         Durability::Unknown => hazards.push(
-            "Redis does not say whether it syncs each write (CONFIG is not allowed): a crash may lose the last \
+            "Redis does not say whether it syncs each write (its user may not ask it: INFO and CONFIG GET): a crash may lose the last \
              replies, and their operations run again",
         ),
         Durability::Nothing => hazards.push(

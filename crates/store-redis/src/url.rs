@@ -11,6 +11,21 @@ const DEFAULT_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
 pub(crate) fn parse(url: &str) -> Result<Options, String> {
+    parse_parts(url).map_err(|why| match hides_a_login(url) {
+        true => format!("{why}; in a password `/`, `?` and `#` are written `%2F`, `%3F` and `%23`"),
+        false => why,
+    })
+}
+
+/// Whether what comes before an `@` was ended early by a `/`, `?` or `#` in it.
+fn hides_a_login(url: &str) -> bool {
+    let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+    rest.split_once(['/', '?', '#']).is_some_and(|(authority, rest)| {
+        !authority.is_empty() && !authority.contains('@') && rest.contains('@')
+    })
+}
+
+fn parse_parts(url: &str) -> Result<Options, String> {
     let (scheme, rest) =
         url.split_once("://").ok_or("after the scheme comes `//`: write `redis://HOST:PORT`")?;
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -38,14 +53,23 @@ pub(crate) fn parse(url: &str) -> Result<Options, String> {
     if tls {
         options = options.tls(None);
     }
-    with_query(options, query)
+    let options = with_query(options, query)?;
+    if options.kind == Kind::Cluster && options.db != 0 {
+        return Err("a cluster has no numbered databases: leave `db` out".into());
+    }
+    Ok(options)
 }
 
 fn unix(rest: &str) -> Result<Options, String> {
-    if !rest.starts_with('/') {
-        return Err("after `redis+unix://` comes the absolute path of a socket".into());
+    let bad = "after `redis+unix://`, or after USER:PASSWORD@, comes the absolute path of a socket";
+    let at = rest.find('/').ok_or(bad)?;
+    let (login, path) = rest.split_at(at);
+    let options = Options::new(Kind::Single, vec![Address::Unix(PathBuf::from(path))]);
+    match login.strip_suffix('@') {
+        Some(login) => logged_in(options, login),
+        None if login.is_empty() => Ok(options),
+        None => Err(bad.into()),
     }
-    Ok(Options::new(Kind::Single, vec![Address::Unix(PathBuf::from(rest))]))
 }
 
 fn network(kind: &str, rest: &str) -> Result<Options, String> {
@@ -77,20 +101,23 @@ fn network(kind: &str, rest: &str) -> Result<Options, String> {
     if !db.is_empty() {
         options = options.db(number("the database after `/`", db)?);
     }
-    if let Some(login) = login {
-        // The driver's own reading of user and password, percent signs and all.
-        let bad = "user and password cannot be read; in them `@`, `/`, `?`, `#` and `%` are percent-encoded";
-        let info = format!("redis://{login}@localhost").into_connection_info().map_err(|_| bad)?;
-        let (user, password) = (info.redis_settings().username(), info.redis_settings().password());
-        match (user, password) {
-            (user, Some(password)) => options = options.user(user, password),
-            (Some(_), None) => {
-                return Err("a user comes with a password: `USER:PASSWORD@`, or `:PASSWORD@`".into());
-            }
-            (None, None) => {}
-        }
+    match login {
+        Some(login) => logged_in(options, login),
+        None => Ok(options),
     }
-    Ok(options)
+}
+
+/// With user and password as they stand before the `@`.
+fn logged_in(options: Options, login: &str) -> Result<Options, String> {
+    // The driver's own reading of user and password, percent signs and all.
+    let bad = "user and password cannot be read; in them `@`, `/`, `?`, `#` and `%` are percent-encoded";
+    let info = format!("redis://{login}@localhost").into_connection_info().map_err(|_| bad)?;
+    let (user, password) = (info.redis_settings().username(), info.redis_settings().password());
+    match (user, password) {
+        (user, Some(password)) => Ok(options.user(user, password)),
+        (Some(_), None) => Err("a user comes with a password: `USER:PASSWORD@`, or `:PASSWORD@`".into()),
+        (None, None) => Ok(options),
+    }
 }
 
 fn address(host: &str, port: u16) -> Result<Address, String> {
@@ -213,6 +240,10 @@ mod tests {
             ("rediss://user:p%40ss@host:6380", "rediss://host:6380"),
             ("redis://:secret@host?db=2&prefix=shop", "redis://host:6379/2"),
             ("redis+unix:///run/redis.sock", "redis+unix:///run/redis.sock"),
+            ("redis+unix://:p%40w@/run/redis.sock?db=1", "redis+unix:///run/redis.sock"),
+            ("redis+unix://app:p%2Fw@/run/a@b.sock", "redis+unix:///run/a@b.sock"),
+            ("redis+cluster://a?db=0", "redis+cluster://a:6379"),
+            ("redis://a?prefix=shop", "redis://a:6379"),
             ("redis+cluster://a:1,b,c:3", "redis+cluster://a:1,b:6379,c:3"),
             ("rediss+cluster://u:p@a", "rediss+cluster://a:6379"),
             ("redis+sentinel://a,b:1/mymaster", "redis+sentinel://a:26379,b:1/mymaster"),
@@ -242,6 +273,15 @@ mod tests {
             ("redis://h?cert=/dev/null", "go together"),
             ("redis://h?ca=/nowhere/ca.pem", "`ca`: /nowhere/ca.pem"),
             ("redis+unix://run/redis.sock", "absolute path"),
+            ("redis+unix://app@/run/redis.sock", "USER:PASSWORD@"),
+            ("redis+unix://:pw@", "absolute path"),
+            ("redis+cluster://h?db=2", "no numbered databases"),
+            ("redis://app:p/w@h", "`%2F`"),
+            ("redis://app:1/w@h", "`%2F`"),
+            ("redis://app:p?w@h", "`%3F`"),
+            ("redis://app:1?w@h", "`%3F`"),
+            ("redis://app:p#w@h", "`%23`"),
+            ("redis+cluster://app:p/w@h,i", "`%2F`"),
         ] {
             let why = parse(url).unwrap_err();
             assert!(why.contains(advice), "{url}: {why}");
@@ -257,6 +297,9 @@ mod tests {
             "redis://user:hun#hunter2@h",
             "redis://user:hun?hunter2@h",
             "redis://user:hunter2%zz@h?x",
+            "redis://user:hunter2/hunter2@h",
+            "redis+unix://user:hunter2@run.sock",
+            "redis+unix://user:hunter2%zz@/run.sock",
             "hunter2://h",
         ] {
             if let Err(why) = parse(url) {

@@ -252,10 +252,18 @@ async fn what_is_no_record_of_this_operation_is_an_error_and_never_absent() {
         }
     }
     assert_eq!(server.cli(["get", "idem:k"]).await, "somebody else's", "and nothing is changed");
-    // Foreign keys are passed by in lists, our own that make no sense are not.
-    let listed = store.list(&ListQuery::default()).await.unwrap_err();
-    assert_eq!(listed.kind(), StoreErrorKind::Unreadable, "{listed}");
-    server.cli(["del", "idem:another", "idem:kept"]).await;
+    // Foreign keys are passed by in lists, and our own that make no sense do not hide the others.
+    acquire(&store, &scoped("", "good"), 1).await;
+    let listed = store.list(&ListQuery::default()).await.unwrap();
+    assert_eq!(listed.records.iter().map(|its| its.id.key.as_str()).collect::<Vec<_>>(), ["good"]);
+    assert_eq!(store.stats().await.unwrap().in_progress, 1);
+    // Asked for by their key they are not absent.
+    for key in ["another", "kept"] {
+        let query = ListQuery { key: Some(scoped("", key).id().key.clone()), ..ListQuery::default() };
+        let found = store.list(&query).await.unwrap_err();
+        assert_eq!(found.kind(), StoreErrorKind::Unreadable, "{key}: {found}");
+    }
+    server.cli(["del", "idem:another", "idem:kept", "idem:good"]).await;
     assert_eq!(store.list(&ListQuery::default()).await.unwrap().records.len(), 0);
     server.cli(["setrange", "idem:k", "0", "oo\u{2}"]).await;
     let newer = store.claim(&op, &request(2)).await.unwrap_err();

@@ -54,6 +54,7 @@ enum Command {
 
 impl Keys {
     pub(crate) fn run(self) -> Result<(), Failure> {
+        warnings_to_stderr();
         let runtime = super::runtime(tokio::runtime::Builder::new_current_thread())?;
         runtime.block_on(async {
             match self.command {
@@ -70,6 +71,14 @@ impl Keys {
             }
         })
     }
+}
+
+/// What a store has to say beside its answer, such as which records it cannot read.
+fn warnings_to_stderr() {
+    let lines = tracing_subscriber::fmt().without_time().with_target(false).with_ansi(false);
+    let stores = tracing_subscriber::EnvFilter::new("off,onlyonce_store_redis=warn");
+    // Where there is one already it has them.
+    let _ = lines.with_writer(std::io::stderr).with_env_filter(stores).try_init();
 }
 
 /// Which record.
