@@ -220,16 +220,19 @@ impl Backend {
     /// What is written into the text of a statement takes twice its room.
     fn check_size(&self, job: &Job) -> Result<(), Fault> {
         let Ask::Complete { completion, head } = job.ask() else { return Ok(()) };
-        let bytes = completion.reply.body().len() + head.len();
-        if crate::sql::hex_size(bytes) + 8192 <= self.packet_max {
-            return Ok(());
-        }
-        Err(Fault::new(
-            StoreErrorKind::Unfit,
-            format!(
-                "an answer of {bytes} bytes does not fit the server's max_allowed_packet of {}; raise it to more than twice the size",
-                self.packet_max
-            ),
-        ))
+        fits(completion.reply.body().len() + head.len(), self.packet_max)
     }
+}
+
+/// Whether an answer of this size, written as text, can be sent at all: the server closes the connection over more.
+pub(crate) fn fits(bytes: usize, packet_max: usize) -> Result<(), Fault> {
+    if crate::sql::hex_size(bytes) + 8192 <= packet_max {
+        return Ok(());
+    }
+    Err(Fault::new(
+        StoreErrorKind::Unfit,
+        format!(
+            "an answer of {bytes} bytes does not fit the server's max_allowed_packet of {packet_max}; raise it to more than twice the size"
+        ),
+    ))
 }

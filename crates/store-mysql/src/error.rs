@@ -29,6 +29,9 @@ pub(crate) mod code {
     pub(crate) const CHANGED_SINCE_SNAPSHOT: u16 = 1020;
     pub(crate) const NO_DATABASE: u16 = 1049;
     pub(crate) const NO_TABLE: u16 = 1146;
+    pub(crate) const NO_RIGHT: u16 = 1142;
+    /// SAVEPOINT … does not exist: the transaction that it was in is over.
+    pub(crate) const NO_SAVEPOINT: u16 = 1305;
 }
 
 impl Fault {
@@ -63,6 +66,12 @@ impl Fault {
     pub(crate) fn silence(time: Duration) -> Self {
         let detail = format!("no answer within {time:?}");
         Self { may_have_applied: true, breaks_connection: true, ..Self::new(StoreErrorKind::Timeout, detail) }
+    }
+
+    /// What was sent was given up, and its answer is not known.
+    pub(crate) fn unanswered(detail: impl Into<String>) -> Self {
+        let fault = Self::new(StoreErrorKind::Unavailable, detail);
+        Self { may_have_applied: true, breaks_connection: true, ..fault }
     }
 
     /// A deadlock and its like: the whole transaction is gone, and worth another try.
@@ -197,6 +206,12 @@ impl From<Error> for Fault {
     }
 }
 
+impl From<DriverError> for Fault {
+    fn from(error: DriverError) -> Self {
+        Error::from(error).into()
+    }
+}
+
 impl From<ServerError> for Fault {
     fn from(said: ServerError) -> Self {
         use StoreErrorKind::*;
@@ -219,6 +234,11 @@ impl From<ServerError> for Fault {
             },
             1037..=1038 | 1041 => Self::new(Overloaded, "the server has no memory left"),
             1021 | 1114 => Self { splits: true, ..Self::new(Full, "no room left for the table") },
+            // Said of many options; of --read-only and --super-read-only as below.
+            1290 if !said.message.contains("read-only") => Self {
+                splits: true,
+                ..Self::new(Internal, "the server runs with an option that refuses the statement")
+            },
             1290 | 1792 | 1836 => Self {
                 breaks_connection: true,
                 ..Self::new(Unavailable, "this server is read-only: a replica, or it was failed over")
@@ -291,5 +311,24 @@ impl fmt::Display for Shared {
 impl StdError for Shared {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.0.source()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_server_that_is_read_only_is_called_a_replica() {
+        for (option, kind) in [
+            ("--read-only", StoreErrorKind::Unavailable),
+            ("--super-read-only", StoreErrorKind::Unavailable),
+            ("--max-session-mem-used=8192", StoreErrorKind::Internal),
+        ] {
+            let message =
+                format!("The server is running with the {option} option so it cannot execute this statement");
+            let said = ServerError { code: 1290, message, state: "HY000".to_owned() };
+            assert_eq!(Fault::from(said).kind(), kind, "{option}");
+        }
     }
 }

@@ -70,6 +70,7 @@ mod backend;
 mod claims;
 mod error;
 mod guard;
+mod inside;
 mod locked;
 mod open;
 mod purge;

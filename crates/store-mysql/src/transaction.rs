@@ -8,18 +8,17 @@ use std::time::Duration;
 use mysql_async::{Conn, TxOpts};
 use onlyonce_batch::Tries;
 use onlyonce_core::{
-    Acquire, ClaimOutcome, Clock, CrashPoint, Decision, LeaseToken, OnLeaseEnd, OnceOutcome, Operation,
-    Origin, Pending, Reply, StoreError, StoreErrorKind, StoredReply, SystemClock, TxFailure, TxOptions,
-    TxStep, crash_point, decide,
+    ClaimOutcome, Clock, CrashPoint, Decision, LeaseToken, OnceOutcome, Operation, Pending, Reply,
+    StoreError, StoreErrorKind, StoredReply, SystemClock, TxFailure, TxOptions, TxStep, crash_point, decide,
 };
 
-use crate::backend::Backend;
+use crate::backend::fits;
 use crate::claims::{NOT_COMPLETED, find, push_ids};
 use crate::error::Fault;
 use crate::guard::Transaction;
-use crate::row::{AT_US, Done, NOW_ANYWHERE, Row, cells, columns, policy_text, us, us_of};
+use crate::inside::{SAVE_WORK, Then, UNDO_WORK, insert_new, new_token, put, take};
+use crate::row::{AT_US, Done, NOW_ANYWHERE, cells, us, us_of};
 use crate::schema::Tables;
-use crate::session::Changed;
 use crate::sql::Sql;
 use crate::store::MysqlStore;
 
@@ -38,14 +37,7 @@ pub struct TransactionClaim {
     token: LeaseToken,
     attempt: u32,
     retention: Duration,
-}
-
-/// What to do once the claim is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Then {
-    Nothing,
-    /// Begin what a definitive failure takes back.
-    Work,
+    packet_max: usize,
 }
 
 /// How a completion tells its time.
@@ -57,16 +49,27 @@ enum Tells {
     Select,
 }
 
-const SAVE_WORK: &str = "SAVEPOINT onlyonce_work";
-const UNDO_WORK: &str = "ROLLBACK TO SAVEPOINT onlyonce_work";
+/// How often a call gives up a claim that it waited for, to claim it without the lock that waiting leaves.
+const ANEW_MAX: u32 = 3;
+/// What a claim may take beside its round trips before it counts as one that waited.
+const SLACK: Duration = Duration::from_millis(10);
+
+// Its answer is still to come, and would be taken for that of the next statement.
+const GIVEN_UP: &str =
+    "a call on this connection was given up in the middle, or it broke; close it and take a new one";
 
 impl MysqlStore {
     /// Begins a transaction on the caller's own connection, under the isolation that its session has. The handle guards it:
     /// see [`Transaction`].
     ///
     /// # Errors
-    /// [`StoreError`]; nothing was changed.
+    /// [`StoreError`]; nothing was changed. [`StoreErrorKind::Unavailable`], and nothing is sent, on a connection on which a
+    /// call was given up in the middle.
     pub async fn begin<'c>(&self, conn: &'c mut Conn) -> Result<Transaction<'c>, StoreError> {
+        if conn.is_disconnected() {
+            let fault = Fault::new(StoreErrorKind::Unavailable, GIVEN_UP);
+            return Err(fault.into_error("begin"));
+        }
         let begun = conn.start_transaction(TxOpts::default()).await;
         begun.map(Transaction::from).map_err(|error| Fault::from(error).before_sending().into_error("begin"))
     }
@@ -84,7 +87,11 @@ impl MysqlStore {
     /// when the transaction is over already. After any error, roll back.
     ///
     /// # Cancellation
-    /// Dropped in the middle, the driver closes the connection and the server rolls back.
+    /// Dropped in the middle, nothing more is sent on the connection: close it, and the server rolls back.
+    ///
+    /// # Other keys
+    /// A claim that waited for a transaction which was then rolled back has a lock on the gap beside its row, to the end of its
+    /// own: new keys that are next to it wait. Where the work is long, roll back a claim that took long and begin again.
     ///
     /// # Cost
     /// One round trip for a new key. Where a record is there one more (not on MySQL), and one more where it is taken. A reply
@@ -107,12 +114,16 @@ impl MysqlStore {
     /// an `async move` closure that owns what it uses.
     ///
     /// # Errors
-    /// [`StoreError`]; unless `may_have_applied()`, nothing happened. [`StoreErrorKind::Conflict`] when each try met a
+    /// [`StoreError`]; unless `may_have_applied()`, nothing happened. [`StoreErrorKind::Unavailable`] when the work gave up a
+    /// statement before its answer came, whatever it returned: nothing was sent after it, and the connection is to be closed.
+    /// [`StoreErrorKind::Unfit`] when the reply is larger than a packet. [`StoreErrorKind::Conflict`] when each try met a
     /// deadlock; [`StoreErrorKind::Internal`] when the work ended the transaction by its own hand, which commits what it had
     /// done so far: the outcome is then unknown on record, and nothing runs twice.
     ///
     /// # Cancellation
-    /// The transaction is rolled back before the connection is used again, unless its COMMIT was sent.
+    /// Close the connection after a call that was given up: the server then rolls back, unless the COMMIT was sent. An answer
+    /// may still be on its way, and would be taken for that of the next statement; [`MysqlStore::begin`] refuses such a
+    /// connection, and a pool of the driver closes it.
     ///
     /// # Cost
     /// Two round trips beside those of the transaction itself and of the work, one synced commit. The session's
@@ -156,9 +167,16 @@ impl MysqlStore {
         work: &mut impl AsyncFnMut(&mut Transaction<'_>) -> Result<Reply, TxFailure>,
     ) -> Result<OnceOutcome, StoreError> {
         let mut tries = Tries::default();
+        let (mut options, mut anew) = (*options, ANEW_MAX);
         while tries.next().await {
+            let began = SystemClock.boot();
             let mut tx = self.begin(conn).await?;
-            let done = self.try_once(&mut tx, operation, options, work).await;
+            let then = match anew {
+                0 => Then::Work,
+                _ => Then::WorkWithin(4 * SystemClock.boot().saturating_sub(began) + SLACK),
+            };
+            anew = anew.saturating_sub(1);
+            let done = self.try_once(&mut tx, operation, &options, then, work).await;
             let finished = match done {
                 Ok(Tried::Ran(pending)) => {
                     crash_point(CrashPoint::TxCommitBefore);
@@ -181,7 +199,9 @@ impl MysqlStore {
                 Err(error) if error.kind() != StoreErrorKind::Conflict || error.may_have_applied() => {
                     return Err(error);
                 }
-                Ok(Tried::Ran(_) | Tried::Again) | Err(_) => {}
+                // The patience is for all claims of the call.
+                Ok(Tried::Again { waited }) => options.wait = options.wait.saturating_sub(waited),
+                Ok(Tried::Ran(_)) | Err(_) => {}
             }
         }
         Err(Tries::used_up("once"))
@@ -192,30 +212,51 @@ impl MysqlStore {
         tx: &mut Transaction<'_>,
         operation: &Operation,
         options: &TxOptions,
+        then: Then,
         work: &mut impl AsyncFnMut(&mut Transaction<'_>) -> Result<Reply, TxFailure>,
     ) -> Result<Tried, Fault> {
-        let claim = match self.claim_inside(tx, operation, options, Then::Work).await?.into() {
+        let began = SystemClock.boot();
+        let claim = match self.claim_inside(tx, operation, options, then).await?.into() {
             TxStep::Work(claim) => claim,
             TxStep::Answer(outcome) => return Ok(Tried::Answered(outcome)),
-            TxStep::Retry => return Ok(Tried::Again),
+            TxStep::Retry => {
+                return Ok(Tried::Again { waited: SystemClock.boot().saturating_sub(began) });
+            }
         };
         crash_point(CrashPoint::TxClaimed);
         let done = work(tx).await;
         crash_point(CrashPoint::TxWorked);
+        if let Err(TxFailure::Transient(cause)) = &done {
+            tx.note_cause(&**cause);
+        }
         if tx.met_a_deadlock() {
-            return Ok(Tried::Again);
+            return Ok(Tried::AGAIN);
+        }
+        // Also where everything is taken back: it tells whether there is something to be taken back, or the work committed it.
+        let undone = match done.is_err() && !tx.is_broken() {
+            true => Box::pin(tx.undo(UNDO_WORK)).await,
+            false => Ok(()),
+        };
+        if tx.met_a_deadlock() {
+            return Ok(Tried::AGAIN);
         }
         let reply = match done {
             Ok(reply) => reply,
-            Err(TxFailure::Transient(cause)) => return Ok(Tried::Answered(OnceOutcome::Transient(cause))),
-            Err(TxFailure::Definitive(reply)) => {
-                tx.run(UNDO_WORK).await?;
-                reply
+            Err(TxFailure::Definitive(reply)) => undone.map(|()| reply)?,
+            Err(TxFailure::Transient(cause)) => {
+                return match undone {
+                    Err(fault)
+                        if !tx.is_broken() && !Box::pin(tx.was_undone_by_a_lock_wait(&*cause)).await =>
+                    {
+                        Err(fault)
+                    }
+                    _ => Ok(Tried::Answered(OnceOutcome::Transient(cause))),
+                };
             }
         };
         match claim.complete_inside(tx, &reply, Tells::LastInsertId).await {
             Ok(pending) => Ok(Tried::Ran(pending)),
-            Err(_) if tx.met_a_deadlock() => Ok(Tried::Again),
+            Err(_) if tx.met_a_deadlock() => Ok(Tried::AGAIN),
             // The work ended the transaction: to run it again would do what it committed twice.
             Err(fault) if fault.is_conflict() => Err(fault.for_good()),
             Err(fault) => Err(fault),
@@ -233,10 +274,11 @@ impl MysqlStore {
         let began = SystemClock.boot();
         // Whoever waits at the server for this process waits for all of it.
         let Some(_turn) = self.turns().take(operation.id().clone(), options.wait).await else {
-            return self.look(operation, options).await;
+            return Box::pin(self.look(operation, options)).await;
         };
         let wait = options.wait.saturating_sub(SystemClock.boot().saturating_sub(began));
         let token = new_token()?;
+        let sent = SystemClock.boot();
         let taken = match insert_new(tx, backend, operation, token, wait, then).await {
             Ok(false) => {
                 // It may have waited for the row; what holds it now is this transaction.
@@ -249,7 +291,7 @@ impl MysqlStore {
             Ok(row) => row,
             Err(_) if tx.met_a_deadlock() => return Ok(TxClaim::RetryTransaction),
             // The statement alone was taken back, unless `innodb_rollback_on_timeout` says more: then the next one is refused.
-            Err(fault) if fault.is_lock_wait() => return self.look(operation, options).await,
+            Err(fault) if fault.is_lock_wait() => return Box::pin(self.look(operation, options)).await,
             Err(fault) => return Err(fault),
         };
         let right = |attempt| TransactionClaim {
@@ -258,18 +300,22 @@ impl MysqlStore {
             token,
             attempt,
             retention: options.retention,
+            packet_max: backend.packet_max,
         };
         let row = match row {
-            None => return Ok(TxClaim::Acquired(right(1))),
-            Some(row) if *row.record.state.token() == token => {
-                return Ok(TxClaim::Acquired(right(row.record.attempt)));
+            Some(row) if *row.record.state.token() != token => row,
+            new => {
+                let took = SystemClock.boot().saturating_sub(sent);
+                return Ok(match then {
+                    Then::WorkWithin(usual) if took > usual => TxClaim::RetryTransaction,
+                    _ => TxClaim::Acquired(right(new.map_or(1, |row| row.record.attempt))),
+                });
             }
-            Some(row) => row,
         };
         match decide(Some(&row.record), operation.fingerprint(), &options.request(token)) {
             Decision::Acquire { attempt, how } => {
                 let mut statements = vec![put(&backend.tables, operation, &row, token, attempt, how)];
-                if then == Then::Work {
+                if then != Then::Nothing {
                     // Anew: the work's does not hold the claim.
                     statements.push(SAVE_WORK.into());
                 }
@@ -324,157 +370,15 @@ impl MysqlStore {
 enum Tried {
     Ran(Pending<StoredReply>),
     Answered(OnceOutcome),
-    Again,
+    Again {
+        /// What the claim took of the patience.
+        waited: Duration,
+    },
 }
 
-// The session's own patience for locks, while the claim's holds.
-const PATIENT: &str =
-    "SET @onlyonce_patience = @@session.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = ";
-const AS_BEFORE: &str = "SET SESSION innodb_lock_wait_timeout = \
-    IFNULL(@onlyonce_patience, @@session.innodb_lock_wait_timeout), @onlyonce_patience = NULL";
-
-fn new_token() -> Result<LeaseToken, Fault> {
-    let mut token = [0; 16];
-    getrandom::fill(&mut token).map_err(|error| Fault::internal("no random bytes").with_source(error))?;
-    Ok(LeaseToken::from_bytes(token))
-}
-
-// What the server waits for a lock, in its unit.
-fn whole_seconds(wait: Duration) -> u64 {
-    (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).min(3600)
-}
-
-// The record, up to its values.
-fn insert(tables: &Tables) -> Sql {
-    Sql::new(format!(
-        "INSERT INTO {} (scope, `key`, request_hash, status, locked_until, created_at, claimed_at, token, attempt, \
-         on_lease_end, origin) ",
-        tables.keys
-    ))
-}
-
-fn push_values(sql: &mut Sql, operation: &Operation, token: LeaseToken) {
-    sql.value(operation.scope().as_str()).push(", ").value(operation.key().as_str()).push(", ");
-    sql.value(operation.fingerprint().to_string());
-    sql.push(&format!(", 'in_progress', {NOW_ANYWHERE}, {NOW_ANYWHERE}, {NOW_ANYWHERE}, "));
-    sql.value(&token.as_bytes()[..]).push(", 1, '").push(policy_text(OnLeaseEnd::Hold)).push("', ");
-    sql.value(operation.origin().map(Origin::as_str));
-}
-
-// The usual case by one statement: a new key, on a connection to the store's server. False where that is not the case, or the
-// server cannot say so by one: then nothing is known yet, but a record that is there is locked.
-async fn insert_new(
-    tx: &mut Transaction<'_>,
-    backend: &Backend,
-    operation: &Operation,
-    token: LeaseToken,
-    wait: Duration,
-    then: Then,
-) -> Result<bool, Fault> {
-    if !backend.set_statement {
-        return Ok(false);
-    }
-    let mut sql = insert(&backend.tables);
-    sql.push("SELECT ");
-    push_values(&mut sql, operation, token);
-    sql.push(" FROM ").push(&backend.tables.meta).push(" WHERE id = 1 AND store_id = ");
-    sql.value(&backend.store_id[..]);
-    // It changes nothing, and tells a 1 where there was a record: the number of rows would not, on a connection of the
-    // caller's that counts the rows that were found (CLIENT_FOUND_ROWS).
-    sql.push(" ON DUPLICATE KEY UPDATE attempt = attempt + 0 * LAST_INSERT_ID(1)");
-    let wait = format!("SET STATEMENT innodb_lock_wait_timeout = {} FOR ", whole_seconds(wait));
-    let sql = wait + &sql.inlined();
-    let changed = match then {
-        Then::Nothing => tx.change(&[&sql]).await,
-        Then::Work => tx.change(&[&sql, SAVE_WORK]).await,
-    };
-    let changed = changed.map_err(unless_another)?;
-    Ok(changed == Changed { rows: 1, told: None })
-}
-
-fn another() -> Fault {
-    Fault::unfit("the connection is to another server than the store's")
-}
-
-// Where the tables are not there, or not for this user.
-fn unless_another(fault: Fault) -> Fault {
-    match fault.code() {
-        crate::error::code::NO_TABLE | 1049 | 1044 | 1142 => another().with_source(fault.into_error("claim")),
-        _ => fault,
-    }
-}
-
-// Inserts the record, or locks the one that is there: all statements at once. Never a locking read of a row that may be
-// missing: under REPEATABLE READ that would lock the gap, and with it other keys.
-async fn take(
-    tx: &mut Transaction<'_>,
-    backend: &Backend,
-    operation: &Operation,
-    token: LeaseToken,
-    wait: Duration,
-    then: Then,
-) -> Result<Row, Fault> {
-    let Tables { keys, meta, .. } = &*backend.tables;
-    let mut insert = insert(&backend.tables);
-    insert.push("VALUES (");
-    push_values(&mut insert, operation, token);
-    insert.push(") ON DUPLICATE KEY UPDATE attempt = attempt");
-    let mut select =
-        Sql::new(format!("SELECT {} FROM {keys} FORCE INDEX (PRIMARY) WHERE ", columns(NOW_ANYWHERE, true)));
-    push_ids(&mut select, std::iter::once(operation.id()));
-    select.push(" FOR UPDATE");
-    let mut statements = vec![
-        format!("SELECT store_id FROM {meta} WHERE id = 1"),
-        format!("{PATIENT}{}", whole_seconds(wait)),
-        insert.inlined(),
-        select.inlined(),
-        AS_BEFORE.to_owned(),
-    ];
-    if then == Then::Work {
-        statements.push(SAVE_WORK.to_owned());
-    }
-    let mut sets = match tx.script(&statements).await.map_err(unless_another) {
-        Ok(sets) => sets.into_iter(),
-        Err(fault) => {
-            if !tx.is_broken() {
-                tx.run_always(AS_BEFORE).await?;
-            }
-            return Err(fault);
-        }
-    };
-    let named = sets.next().into_iter().flatten().next().ok_or_else(another)?;
-    if cells(named).maybe_bytes("store_id")?.as_deref() != Some(&backend.store_id[..]) {
-        return Err(another());
-    }
-    let found = sets.nth(2).into_iter().flatten().next();
-    let row = found.ok_or_else(|| Fault::internal("a record that was just locked is not there"))?;
-    Row::read(row)
-}
-
-// What makes a record that was there this claim's.
-fn put(
-    tables: &Tables,
-    operation: &Operation,
-    row: &Row,
-    token: LeaseToken,
-    attempt: u32,
-    how: Acquire,
-) -> String {
-    // Not REPLACE: under REPEATABLE READ it locks the gap before the row too, and with it other keys.
-    let mut sql = Sql::new(format!("UPDATE {} SET request_hash = ", tables.keys));
-    sql.value(operation.fingerprint().to_string());
-    sql.push(", status = 'in_progress', response_code = NULL, response_headers = NULL, response_body = NULL, origin = ");
-    sql.value(operation.origin().map(Origin::as_str));
-    sql.push(", token = ").value(&token.as_bytes()[..]).push(", attempt = ").value(attempt);
-    sql.push(", on_lease_end = ").value(policy_text(OnLeaseEnd::Hold));
-    let created_us = if how == Acquire::Fresh { row.now_us } else { row.created_us };
-    for (column, at) in [("locked_until", row.now_us), ("created_at", created_us), ("claimed_at", row.now_us)]
-    {
-        sql.push(", ").push(column).push(" = ").push(AT_US).bind(at);
-    }
-    sql.push(", completed_at = NULL, expires_at = NULL WHERE ");
-    push_ids(&mut sql, std::iter::once(operation.id()));
-    sql.inlined()
+impl Tried {
+    // The server took the work back.
+    const AGAIN: Self = Self::Again { waited: Duration::ZERO };
 }
 
 impl TransactionClaim {
@@ -506,6 +410,7 @@ impl TransactionClaim {
         tells: Tells,
     ) -> Result<Pending<StoredReply>, Fault> {
         let head = reply.encode_head();
+        fits(reply.body().len() + head.len(), self.packet_max)?;
         let retention_us = us(self.retention);
         let times = match tells {
             Tells::LastInsertId => {
