@@ -53,10 +53,16 @@ impl Link {
         let client = options.client(address)?;
         let open = async {
             let mut connection = connect(&client).await?;
-            let fitness = fitness::check(&mut connection, options, address).await?;
-            if options.purpose == Purpose::Work {
-                rights::check(&mut connection, options, address).await?;
-            }
+            let mut second = connection.clone();
+            // Both in one round trip.
+            let (fitness, rights) = tokio::join!(fitness::check(&mut connection, options, address), async {
+                match options.purpose {
+                    Purpose::Work => rights::check(&mut second, options, address).await,
+                    Purpose::Look | Purpose::Operate => Ok(()),
+                }
+            });
+            let fitness = fitness?;
+            rights?;
             let health = Health::new();
             let replicated = match options.min_replicas {
                 0 => None,

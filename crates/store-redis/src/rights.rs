@@ -16,7 +16,7 @@ use crate::scripts;
 pub(crate) const NEEDED: &str = "+set +get +del +pttl +time +evalsha +script|load +ping +info, with min_replicas +wait \
                                  +pexpireat +pexpiretime, on a cluster +asking +cluster|slots";
 
-/// Refuses a user who lacks a right. Costs one round trip.
+/// Refuses a user who lacks a right. Costs one round trip, which others may share.
 pub(crate) async fn check(
     connection: &mut MultiplexedConnection,
     options: &Options,
