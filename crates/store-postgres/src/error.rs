@@ -106,6 +106,11 @@ impl Fault {
         self.kind == StoreErrorKind::Conflict
     }
 
+    /// The server says that the transaction is over, or another one than it was.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self.code(), Some("25P01" | "3B001"))
+    }
+
     /// Whether the connection is of no more use.
     pub(crate) fn breaks_connection(&self) -> bool {
         self.breaks_connection

@@ -355,9 +355,12 @@ impl Micros {
     }
 }
 
-/// In microseconds, as the server computes with.
+/// A thousand years: the server adds it to its clock, which has an end.
+const SPAN_MICROS_MAX: i64 = 1000 * 365 * 24 * 3600 * 1_000_000;
+
+/// In microseconds, as the server computes with, bounded.
 pub(crate) fn micros(time: Duration) -> i64 {
-    i64::try_from(time.as_micros()).unwrap_or(i64::MAX)
+    i64::try_from(time.as_micros()).unwrap_or(i64::MAX).min(SPAN_MICROS_MAX)
 }
 
 type Unfit = Box<dyn std::error::Error + Sync + Send>;

@@ -219,8 +219,15 @@ impl TransactionClaim {
                 reply
             }
             Err(TxFailure::Transient(cause)) => {
-                tx.take_back().await;
                 let again = is_conflict(&*cause);
+                // Where there is nothing to take back to, the work ended the transaction, and what it committed is there.
+                if !again
+                    && let Err(fault) = tx.script(UNDO_WORK).await
+                    && fault.is_over()
+                {
+                    return without_work(tx, Err(fault)).await;
+                }
+                tx.take_back().await;
                 return Ok((!again).then_some(OnceOutcome::Transient(cause)));
             }
         };

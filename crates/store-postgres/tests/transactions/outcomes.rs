@@ -153,18 +153,23 @@ async fn work_that_takes_no_notice_of_a_failure_or_ends_the_transaction_is_an_er
         .unwrap_err();
     assert_eq!((error.kind(), runs), (StoreErrorKind::Internal, 1), "{}", chain(&error));
     // It committed by itself: the record says that something may have happened, and it is not run again.
-    let mut work = async || {
-        shop.store
-            .once(&mut client, &op("commit"), async |tx| {
-                place_order(tx, "commit").await?;
-                tx.batch_execute("COMMIT").await?;
-                Err(TxFailure::Definitive(Reply::ok("never")))
-            })
-            .await
-    };
-    assert_eq!(work().await.unwrap_err().kind(), StoreErrorKind::Internal);
-    assert!(matches!(work().await.unwrap(), OnceOutcome::Unknown { .. }));
-    assert_eq!(shop.count("commit").await, 1);
+    for (key, transient) in [("definitive", false), ("transient", true)] {
+        let mut work = async || {
+            shop.store
+                .once(&mut client, &op(key), async |tx| {
+                    place_order(tx, key).await?;
+                    tx.batch_execute("COMMIT").await?;
+                    Err(match transient {
+                        true => TxFailure::transient("told as nothing"),
+                        false => TxFailure::Definitive(Reply::ok("never")),
+                    })
+                })
+                .await
+        };
+        assert_eq!(work().await.unwrap_err().kind(), StoreErrorKind::Internal, "{key}");
+        assert!(matches!(work().await.unwrap(), OnceOutcome::Unknown { .. }), "{key}");
+        assert_eq!(shop.count(key).await, 1, "{key}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -284,4 +289,19 @@ async fn a_connection_to_another_database_is_refused() {
         assert!(error.to_string().contains("another database"), "{error}");
         assert_eq!(place.psql("select count(*) from orders").await, "0");
     }
+}
+
+/// The end of the server's calendar is not that of a duration.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retention_without_end_is_a_long_one() {
+    let shop = shop().await;
+    let mut client = shop.client().await;
+    let options = TxOptions { retention: Duration::MAX, ..TxOptions::default() };
+    let mut order = async || {
+        let work = async |tx: &mut Transaction<'_>| place_order(tx, "ever").await;
+        shop.store.once_with(&mut client, &op("ever"), &options, work).await.unwrap()
+    };
+    let first = ran(order().await);
+    assert_eq!(replayed(order().await), first);
+    assert_eq!(shop.count("ever").await, 1);
 }
