@@ -293,12 +293,20 @@ impl<R: Recipe> Service<R> {
         Ok(())
     }
 
-    /// Stops the server in its tracks: it neither works nor answers until [`Service::resume`].
+    /// Stops the server in its tracks, each of its threads: it neither works nor answers until [`Service::resume`].
     ///
     /// # Errors
-    /// When it was not started here.
+    /// When it was not started here, or does not stop.
     pub fn pause(&self) -> Result<()> {
-        self.signal_all(Signal::STOP)
+        let began = Instant::now();
+        for pid in self.signal_all(Signal::STOP)? {
+            // The signal is sent, and threads that are at work see it a little later.
+            while !is_stopped(pid) {
+                ensure!(began.elapsed() < START_PATIENCE, "process {pid} does not stop");
+                sleep(Duration::from_millis(1));
+            }
+        }
+        Ok(())
     }
 
     /// Lets it run on.
@@ -306,16 +314,19 @@ impl<R: Recipe> Service<R> {
     /// # Errors
     /// When it was not started here.
     pub fn resume(&self) -> Result<()> {
-        self.signal_all(Signal::CONT)
+        self.signal_all(Signal::CONT).map(drop)
     }
 
-    fn signal_all(&self, what: Signal) -> Result<()> {
+    // Answers the processes.
+    fn signal_all(&self, what: Signal) -> Result<Vec<u32>> {
         let pid = self.pid().context("it does not run, or was not started here")?;
         signal(pid, what)?;
-        for child in children_of(pid) {
-            let _ = signal(child, what);
+        let mut all = children_of(pid);
+        for child in &all {
+            let _ = signal(*child, what);
         }
-        Ok(())
+        all.push(pid);
+        Ok(all)
     }
 
     fn end_by(&self, how: Signal) -> Result<()> {
@@ -425,8 +436,19 @@ pub(crate) fn is_alive(pid: u32) -> bool {
     stat_field(pid, 0).is_some_and(|state| state != "Z" && state != "X")
 }
 
-// A field of /proc/PID/stat after the name, which may hold anything.
+/// Whether none of its threads runs.
+fn is_stopped(pid: u32) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    let states = threads.flatten().filter_map(|thread| stat_field_in(&thread.path(), 0));
+    states.into_iter().all(|state| matches!(&*state, "T" | "t" | "Z" | "X"))
+}
+
 fn stat_field(pid: u32, index: usize) -> Option<String> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat_field_in(&Path::new("/proc").join(pid.to_string()), index)
+}
+
+// A field of its stat after the name, which may hold anything.
+fn stat_field_in(process: &Path, index: usize) -> Option<String> {
+    let stat = fs::read_to_string(process.join("stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(index).map(str::to_owned)
 }
