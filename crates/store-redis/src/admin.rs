@@ -115,7 +115,7 @@ impl StoreAdmin for RedisStore {
 
     async fn audit(&self, id: Option<&OperationId>, limit: u32) -> Result<Vec<AuditEntry>, StoreError> {
         let read = async {
-            let mut entries = Vec::new();
+            let (mut entries, mut bad) = (Vec::new(), Vec::new());
             for node in self.inner.routes.masters().await? {
                 for list in keys_of(&node, &self.names.audit_pattern()).await? {
                     let mut range = redis::cmd("LRANGE");
@@ -125,9 +125,10 @@ impl StoreAdmin for RedisStore {
                     };
                     for (age, entry) in stored.iter().enumerate() {
                         let Value::BulkString(entry) = entry else { return Err(Fault::strange("to LRANGE")) };
-                        let entry = decode_entry(entry)?;
-                        if id.is_none_or(|id| entry.id == *id) {
-                            entries.push((entry, age));
+                        match decode_entry(entry) {
+                            Some(entry) if id.is_none_or(|id| entry.id == *id) => entries.push((entry, age)),
+                            Some(_) => {}
+                            None => bad.push(format!("entry {age} of {:?}", lossy(&list))),
                         }
                     }
                 }
@@ -135,6 +136,7 @@ impl StoreAdmin for RedisStore {
             // Newest first; those of one moment in the order of their list.
             entries.sort_by(|(a, a_age), (b, b_age)| b.at.cmp(&a.at).then(a_age.cmp(b_age)));
             entries.truncate(limit as usize);
+            self.warn_of("audit entry", &bad);
             Ok(entries.into_iter().map(|(entry, _)| entry).collect())
         };
         self.told("audit", read.await)
@@ -288,22 +290,23 @@ impl RedisStore {
             }
         }
         let bad: Vec<_> = bad.iter().map(|(name, why)| Fault::unreadable(&lossy(name), why)).collect();
-        match bad.first() {
-            Some(fault) if key.is_some() && readable == 0 => Err(fault.clone()),
-            Some(_) => {
-                self.warn_of(&bad);
-                Ok(())
-            }
-            None => Ok(()),
+        if let Some(fault) = bad.first().filter(|_| key.is_some() && readable == 0) {
+            return Err(fault.clone());
         }
+        let bad: Vec<_> = bad.iter().map(|fault| fault.detail().to_owned()).collect();
+        self.warn_of("record", &bad);
+        Ok(())
     }
 
     /// The contract has no place for what was left out. Said once, and again when it is something else.
-    fn warn_of(&self, bad: &[Fault]) {
-        let named: Vec<_> = bad.iter().take(BAD_NAMED_MAX).map(Fault::detail).collect();
+    fn warn_of(&self, what: &str, bad: &[String]) {
+        if bad.is_empty() {
+            return;
+        }
+        let named = &bad[..bad.len().min(BAD_NAMED_MAX)];
         let more = if bad.len() > named.len() { "; …" } else { "" };
-        let named = named.join("; ");
-        let warning = format!("{} record(s) cannot be read and are left out: {named}{more}", bad.len());
+        let (count, named) = (bad.len(), named.join("; "));
+        let warning = format!("{what}: {count} cannot be read, left out here: {named}{more}");
         let mut warned = self.inner.warned.lock();
         if *warned != warning {
             tracing::warn!("{warning}");
@@ -428,26 +431,23 @@ fn encode_entry(entry: &AuditEntry) -> Vec<u8> {
     bytes
 }
 
-fn decode_entry(bytes: &[u8]) -> Result<AuditEntry, Fault> {
-    let unreadable = || Fault::new(StoreErrorKind::Unreadable, "an entry of the audit list cannot be read");
-    let mut rest = bytes.strip_prefix(&[1]).ok_or_else(unreadable)?;
-    let mut take = |length: usize| -> Result<&[u8], Fault> {
-        let (taken, left) = rest.split_at_checked(length).ok_or_else(unreadable)?;
+/// `None`: somebody else's, or of a form that this release does not know.
+fn decode_entry(bytes: &[u8]) -> Option<AuditEntry> {
+    let mut rest = bytes.strip_prefix(&[1])?;
+    let mut take = |length: usize| {
+        let (taken, left) = rest.split_at_checked(length)?;
         rest = left;
-        Ok(taken)
+        Some(taken)
     };
-    let at_ms = i64::from_be_bytes(take(8)?.try_into().map_err(|_| unreadable())?);
-    let mut text = || -> Result<String, Fault> {
-        let length = u32::from_be_bytes(take(4)?.try_into().map_err(|_| unreadable())?);
-        String::from_utf8(take(length as usize)?.to_vec()).map_err(|_| unreadable())
+    let at_ms = i64::from_be_bytes(take(8)?.try_into().ok()?);
+    let mut text = || {
+        let length = u32::from_be_bytes(take(4)?.try_into().ok()?);
+        String::from_utf8(take(length as usize)?.to_vec()).ok()
     };
     let (actor, action) = (text()?, text()?);
-    let id = OperationId {
-        scope: Scope::new(text()?).map_err(|_| unreadable())?,
-        key: Key::new(text()?).map_err(|_| unreadable())?,
-    };
+    let id = OperationId { scope: Scope::new(text()?).ok()?, key: Key::new(text()?).ok()? };
     let (before, after, reason) = (text()?, text()?, text()?);
-    Ok(AuditEntry { at: from_unix_ms(at_ms), actor, action, id, before, after, reason })
+    Some(AuditEntry { at: from_unix_ms(at_ms), actor, action, id, before, after, reason })
 }
 
 fn nobodys_token() -> Result<LeaseToken, Fault> {

@@ -79,6 +79,26 @@ async fn a_server_that_may_throw_records_away_or_has_no_replicas_is_looked_at() 
     assert!(matches!(freed, Ok(OperatorOutcome::Done(_))), "{freed:?}");
 }
 
+#[tokio::test]
+async fn an_audit_entry_that_cannot_be_read_hides_no_other() {
+    let server = Redis::private().await;
+    let store = patient(&server.url()).open().await.unwrap();
+    for number in 1..=2 {
+        let op = scoped("", &format!("k{number}"));
+        acquire(&store, &op, number).await;
+        store.mark_unknown(&op, token(number)).await.unwrap();
+        store.free(op.id(), &by()).await.unwrap();
+        // Of a later release, cut short, and somebody else's.
+        for strange in ["\x02later", "\x01", "{}"] {
+            server.cli(["lpush", "idem!audit", strange]).await;
+        }
+    }
+    let entries = store.audit(None, 10).await.unwrap();
+    let keys: Vec<_> = entries.iter().map(|entry| entry.id.key.as_str()).collect();
+    assert_eq!(keys, ["k2", "k1"]);
+    assert_eq!(store.audit(Some(scoped("", "k1").id()), 10).await.unwrap().len(), 1);
+}
+
 fn said(error: &dyn std::error::Error) -> Vec<String> {
     std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect()
 }
