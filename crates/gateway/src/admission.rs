@@ -8,8 +8,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{HeaderValue, ORIGIN};
-use http::{Request, Response, Version, request};
+use http::header::{CONNECTION, HeaderValue, ORIGIN};
+use http::{Request, Response, StatusCode, Version, request};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
@@ -20,7 +20,7 @@ use tower_service::Service;
 
 use crate::client_body::ClientBody;
 use crate::counters::OpenRequest;
-use crate::exchange::Phase;
+use crate::exchange::{Phase, Unread};
 use crate::forward;
 use crate::options::GatewayOptions;
 use crate::problem;
@@ -138,7 +138,12 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let (response, peer, open, stream) = match self.project() {
             AdmittedProjected::Served { future, peer, open, stream } => match ready!(future.poll(cx)) {
-                Ok(response) => (response.map(Either::Left), peer, open.take(), stream.take()),
+                Ok(mut response) => {
+                    if ends_connection(peer.exchange().unread(), response.status()) {
+                        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                    }
+                    (response.map(Either::Left), peer, open.take(), stream.take())
+                }
                 Err(never) => match never {},
             },
             AdmittedProjected::Refused { problem, origin, limits, peer, stream } => {
@@ -160,6 +165,15 @@ where
             _stream: stream,
         })))
     }
+}
+
+/// Whether the connection is closed behind this answer, for there is more of the request that nobody reads. The client is
+/// told (RFC 9112 §9.6): else it might send its next request into a connection that ends.
+fn ends_connection(unread: Unread, status: StatusCode) -> bool {
+    // Refused for what has not come yet.
+    let too_late = status == StatusCode::PAYLOAD_TOO_LARGE || status == StatusCode::REQUEST_TIMEOUT;
+    status != StatusCode::SWITCHING_PROTOCOLS
+        && (unread == Unread::TooMuch || unread == Unread::Some && too_late)
 }
 
 pin_project! {

@@ -12,7 +12,11 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::time::{Instant, sleep};
 
+use crate::exchange::Unread;
 use crate::server::Peer;
+
+/// A rest that is longer has not come yet: it fits no buffer of the connection.
+const READ_OVER_BYTES_MAX: u64 = 64 * 1024;
 
 /// How much of a refused body is read and thrown away, and for how long.
 pub(crate) const DISCARD_BYTES_MAX: u64 = 64 << 20;
@@ -33,21 +37,28 @@ pub struct ClientBody {
     incoming: Option<Incoming>,
     peer: Peer,
     discards: bool,
+    expects: bool,
 }
 
 impl ClientBody {
     pub(crate) fn new(head: &request::Parts, incoming: Incoming, peer: Peer) -> Self {
         // Who waits for a 100 (Continue) sends nothing, and is not asked to.
-        let discards = head.version == Version::HTTP_2 && !head.headers.contains_key(EXPECT);
-        Self { incoming: Some(incoming), peer, discards }
+        let expects = head.headers.contains_key(EXPECT);
+        let discards = head.version == Version::HTTP_2 && !expects;
+        Self { incoming: Some(incoming), peer, discards, expects }
     }
 }
 
 impl Drop for ClientBody {
     fn drop(&mut self) {
         let Some(incoming) = self.incoming.take() else { return };
-        let is_short = incoming.size_hint().lower() <= DISCARD_BYTES_MAX;
-        if self.discards && is_short && !incoming.is_end_stream() {
+        if incoming.is_end_stream() {
+            return;
+        }
+        let rest = incoming.size_hint().lower();
+        let waits = self.expects || rest > READ_OVER_BYTES_MAX;
+        self.peer.exchange().leave(if waits { Unread::TooMuch } else { Unread::Some });
+        if self.discards && rest <= DISCARD_BYTES_MAX {
             let peer = self.peer.clone();
             self.peer.spawn(async move { discard(incoming, &peer).await });
         }

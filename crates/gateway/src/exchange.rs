@@ -17,6 +17,18 @@ pub(crate) struct Exchange {
     number: AtomicU32,
     /// Each with its exchange.
     interim: Mutex<Vec<(u32, Bytes)>>,
+    unread: AtomicU8,
+}
+
+/// What nobody read of a request's body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum Unread {
+    Nothing,
+    /// A rest that may have come already, and is then read over.
+    Some,
+    /// So much, or so uncertain to come, that the connection ends with the answer.
+    TooMuch,
 }
 
 /// What is going on.
@@ -59,7 +71,23 @@ impl Exchange {
     /// A request was read.
     pub(crate) fn begin(&self, version: Version) {
         self.number.fetch_add(1, Ordering::Relaxed);
+        self.leave(Unread::Nothing);
         self.enter(if version == Version::HTTP_10 { Phase::Serving10 } else { Phase::Serving });
+    }
+
+    /// Nobody reads any further in the body of the request.
+    pub(crate) fn leave(&self, unread: Unread) {
+        self.unread.store(unread as u8, Ordering::Relaxed);
+    }
+
+    /// What was left so. Over HTTP/2 it is nothing: the other streams of the connection go on.
+    pub(crate) fn unread(&self) -> Unread {
+        match self.unread.load(Ordering::Relaxed) {
+            _ if self.phase() == Phase::Opaque => Unread::Nothing,
+            0 => Unread::Nothing,
+            1 => Unread::Some,
+            _ => Unread::TooMuch,
+        }
     }
 
     /// The number of the exchange that goes on, or did last.

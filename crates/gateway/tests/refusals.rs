@@ -4,9 +4,12 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use common::Gateway;
+use onlyonce_core::MemoryStore;
+use onlyonce_gateway::GatewayOptions;
 use testkit::{Answer, RawConnection, Upstream, within};
 
 /// All that comes back until the gateway closes: status and code of its one answer.
@@ -169,6 +172,39 @@ async fn slow_bodies_are_cut_by_the_body_timeout_and_told() {
     };
     let back = within("the drip is cut", drip).await;
     assert!(back.starts_with("HTTP/1.1 408") && back.contains("body-timeout"), "{back}");
+    assert_eq!(upstream.count(), 0);
+}
+
+#[tokio::test]
+async fn a_guarded_refusal_that_ends_the_connection_says_so_and_another_keeps_it() {
+    let upstream = Upstream::start(|_| Answer::ok("")).await;
+    let store = Arc::new(MemoryStore::new());
+    let soon = |options: &mut GatewayOptions| options.body_timeout = Duration::from_millis(300);
+    let gateway = Gateway::guarded(&upstream.url(), store, soon, |b| b).await;
+    let chunks = format!("186a0\r\n{}\r\n", "x".repeat(100_000)).repeat(15);
+    for (lines, body, refused) in [
+        ("Idempotency-Key: k\r\nContent-Length: 3000000", "", (413, "body-too-large")),
+        ("Idempotency-Key: k\r\nTransfer-Encoding: chunked", &*chunks, (413, "body-too-large")),
+        ("Idempotency-Key: k\r\nContent-Length: 50", "abc", (408, "body-timeout")),
+        ("Idempotency-Key: k\r\nTransfer-Encoding: chunked", "3\r\nabc\r\n", (408, "body-timeout")),
+        ("Expect: 100-continue\r\nContent-Length: 50", "", (400, "key-missing")),
+        ("Content-Length: 3000000", "", (400, "key-missing")),
+    ] {
+        let mut client = RawConnection::open(gateway.addr).await;
+        client.write(format!("POST /pay HTTP/1.1\r\nHost: h\r\n{lines}\r\n\r\n{body}")).await;
+        let (status, code) = refused;
+        assert_eq!(refusal(&mut client).await, (status, code.to_owned()), "{lines}");
+    }
+    // One whose body is there is read over, and the connection serves the next.
+    let mut client = RawConnection::open(gateway.addr).await;
+    for _ in 0..3 {
+        client.write("POST /pay HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc").await;
+        let head = String::from_utf8(client.read_head().await.unwrap()).unwrap().to_lowercase();
+        assert!(head.starts_with("http/1.1 400") && !head.contains("connection: close"), "{head}");
+        let length: usize =
+            head.split("content-length: ").nth(1).unwrap().split("\r\n").next().unwrap().parse().unwrap();
+        client.read_exact(length).await.unwrap();
+    }
     assert_eq!(upstream.count(), 0);
 }
 

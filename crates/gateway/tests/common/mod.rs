@@ -52,7 +52,7 @@ impl Gateway {
         let idem = build(engine(store, &options)).build();
         let (stop, stopped) = oneshot::channel::<()>();
         let serving = tokio::spawn(async move {
-            let layer = IdempotencyLayer::new(&idem);
+            let layer = IdempotencyLayer::new(&idem).body_timeout(options.body_timeout);
             run(listener, &options, &idem, &layer, async { drop(stopped.await) }).await
         });
         Self { addr, stop: Some(stop), serving }
