@@ -175,7 +175,16 @@ impl Session<'_> {
     pub(crate) async fn run(&mut self, calls: &[Call<'_>], part: Part) -> Result<Vec<Vec<Row>>, Fault> {
         self.sound = false;
         let patience = self.patience;
-        let done = match timeout(patience, self.exchange(calls, part)).await {
+        let statements = match timeout(patience, self.prepare(calls)).await {
+            Ok(Ok(statements)) => statements,
+            Ok(Err(fault)) => {
+                // Nothing was begun, or what was is left open and has failed now: the COMMIT was not sent.
+                self.sound = part == Part::Whole && !fault.breaks_connection();
+                return Err(fault);
+            }
+            Err(_) => return Err(Fault::silence(patience).before_sending()),
+        };
+        let done = match timeout(patience, self.exchange(calls, &statements, part)).await {
             Ok(done) => done,
             Err(_) => Err(Fault::silence(patience)),
         };
@@ -201,12 +210,11 @@ impl Session<'_> {
         done
     }
 
-    async fn exchange(&self, calls: &[Call<'_>], part: Part) -> Result<Vec<Vec<Row>>, Fault> {
+    async fn prepare(&self, calls: &[Call<'_>]) -> Result<Vec<Option<Statement>>, Fault> {
         let Some(client) = &self.object else { return Err(closed()) };
-        let prepare = self.connections.prepare;
-        let mut statements: Vec<Option<Statement>> = Vec::with_capacity(calls.len());
+        let mut statements = Vec::with_capacity(calls.len());
         for call in calls {
-            statements.push(match prepare {
+            statements.push(match self.connections.prepare {
                 true => Some(
                     client
                         .prepare_typed_cached(&call.sql.text, call.sql.types)
@@ -216,6 +224,17 @@ impl Session<'_> {
                 false => None,
             });
         }
+        Ok(statements)
+    }
+
+    async fn exchange(
+        &self,
+        calls: &[Call<'_>],
+        statements: &[Option<Statement>],
+        part: Part,
+    ) -> Result<Vec<Vec<Row>>, Fault> {
+        let Some(client) = &self.object else { return Err(closed()) };
+        let prepare = self.connections.prepare;
         // One statement alone is a transaction by itself.
         let framed = part != Part::Whole || calls.len() != 1 || !prepare;
         let begins = framed && matches!(part, Part::Whole | Part::Begin);
@@ -234,7 +253,7 @@ impl Session<'_> {
                 Ok(Vec::new())
             }));
         }
-        for (call, statement) in calls.iter().zip(&statements) {
+        for (call, statement) in calls.iter().zip(statements) {
             exchanges.push(match statement {
                 Some(statement) => Box::pin(client.query(statement, &call.params)),
                 None => {

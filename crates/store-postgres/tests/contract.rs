@@ -54,6 +54,25 @@ async fn one_caller_costs_one_batch_and_a_thousand_at_most_fifty() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_table_that_is_locked_for_a_moment_stops_nobody_afterwards() {
+    let place = place().await;
+    let store = place.open().await;
+    acquired(store.claim(&op("before"), &hold()).await.unwrap());
+    let mut beside = beside(&place).await;
+    // As CREATE INDEX does. Statements that nobody prepared yet fail in the middle of their transaction.
+    let lock = beside.transaction().await.unwrap();
+    lock.batch_execute("LOCK TABLE idempotency_keys IN SHARE MODE").await.unwrap();
+    let during = store.claim(&op("during"), &hold()).await;
+    assert!(!matches!(during, Ok(ClaimOutcome::Acquired(_))), "{during:?}");
+    lock.rollback().await.unwrap();
+    for n in 0..20 {
+        acquired(store.claim(&op(&format!("after {n}")), &hold()).await.unwrap());
+    }
+    let aborted = "select count(*) from pg_stat_activity where state like '%(aborted)'";
+    assert_eq!(place.psql(aborted).await, "0");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn each_record_is_found_by_its_key_and_by_no_index_of_the_purge() {
     let place = place().await;
     drop(place.open().await);
