@@ -156,9 +156,9 @@ impl ScopeRule {
             ScopeSource::Headers(names) => {
                 let mut hash = self.start("headers");
                 for name in names {
-                    if !headers.contains_key(name) {
+                    if !is_said(headers, name) {
                         return Err(missing(format!(
-                            "The request has no {name} header, which says whose key this is."
+                            "The request has no {name} header, or an empty one, which says whose key this is."
                         )));
                     }
                     hash.part(name.as_str());
@@ -169,9 +169,9 @@ impl ScopeRule {
             ScopeSource::Cookie(name) => {
                 let values: Vec<&[u8]> =
                     cookies(headers).filter(|(n, _)| *n == name.as_bytes()).map(|(_, v)| v).collect();
-                if values.is_empty() {
+                if values.iter().all(|value| [&b""[..], b"\"\""].contains(value)) {
                     return Err(missing(format!(
-                        "The request has no cookie {name:?}, which says whose key this is."
+                        "The request has no cookie {name:?}, or an empty one, which says whose key this is."
                     )));
                 }
                 let mut hash = self.start("cookie");
@@ -181,6 +181,7 @@ impl ScopeRule {
             }
             ScopeSource::Function(principal) => match principal(parts) {
                 None => Err(Problem::new(Code::ScopeMissing)),
+                Some(principal) if principal.is_empty() => Err(Problem::new(Code::ScopeMissing)),
                 Some(principal) => {
                     let mut hash = self.start("function");
                     hash.part(principal);
@@ -191,7 +192,8 @@ impl ScopeRule {
     }
 
     fn of_authorization(&self, headers: &HeaderMap) -> Result<Scope, Problem> {
-        let Some(authorization) = headers.get(header::AUTHORIZATION) else {
+        let mut said = headers.get_all(header::AUTHORIZATION).iter().filter(|value| has_credentials(value));
+        let Some(authorization) = said.next() else {
             return match CREDENTIALS.iter().find(|name| headers.contains_key(*name)) {
                 None => Ok(Scope::anonymous()),
                 Some(name) => Err(missing(format!(
@@ -228,6 +230,17 @@ impl ScopeRule {
         hash.part(kind);
         hash
     }
+}
+
+/// Who sends an empty value is nobody: all who have no session or account yet would be one.
+fn is_said(headers: &HeaderMap, name: &HeaderName) -> bool {
+    headers.get_all(name).iter().any(|value| !value.as_bytes().trim_ascii().is_empty())
+}
+
+/// A page that is not logged in sends `Bearer ` and nothing, or nothing at all.
+fn has_credentials(authorization: &HeaderValue) -> bool {
+    let value = authorization.as_bytes().trim_ascii();
+    ![&b""[..], b"bearer", b"basic"].iter().any(|empty| value.eq_ignore_ascii_case(empty))
 }
 
 fn missing(detail: String) -> Problem {
@@ -369,8 +382,8 @@ mod tests {
             default.scope(&parts(&[("authorization", "Basic a"), ("cookie", "sid=1")])),
             account.scope(&parts(&[("x-account", "a")])),
             account.scope(&parts(&[("x-account", "b")])),
-            both.scope(&parts(&[("x-account", "a"), ("x-user", "b")])),
-            both.scope(&parts(&[("x-account", "ab"), ("x-user", "")])),
+            both.scope(&parts(&[("x-account", "a"), ("x-user", "bc")])),
+            both.scope(&parts(&[("x-account", "ab"), ("x-user", "c")])),
             cookie.scope(&parts(&[("cookie", "sid=a")])),
             cookie.scope(&parts(&[("cookie", "sid=b")])),
             function.scope(&parts(&[("x-account", "a")])),
@@ -402,8 +415,32 @@ mod tests {
         assert_eq!(code(account.scope(&parts(&[("authorization", "Bearer a")]))), Code::ScopeMissing);
         let cookie = rule(ScopeSource::Cookie("sid".into()));
         assert_eq!(code(cookie.scope(&parts(&[("cookie", "sid2=a; asid=b; SID=c")]))), Code::ScopeMissing);
-        let nobody = rule(ScopeSource::Function(Arc::new(|_| None)));
-        assert_eq!(code(nobody.scope(&parts(&[]))), Code::ScopeMissing);
+        for nobody in [None, Some(String::new())] {
+            let nobody = rule(ScopeSource::Function(Arc::new(move |_| nobody.clone())));
+            assert_eq!(code(nobody.scope(&parts(&[]))), Code::ScopeMissing);
+        }
+    }
+
+    #[test]
+    fn an_empty_principal_is_none() {
+        let default = rule(ScopeSource::Authorization);
+        for value in ["", " ", "Bearer", "bearer ", "Basic "] {
+            assert_eq!(
+                default.scope(&parts(&[("authorization", value)])).unwrap(),
+                Scope::anonymous(),
+                "{value}"
+            );
+            let session = parts(&[("authorization", value), ("cookie", "s=1")]);
+            assert_eq!(code(default.scope(&session)), Code::ScopeMissing, "{value}");
+        }
+        let account = rule(ScopeSource::Headers(vec![HeaderName::from_static("x-account")]));
+        let cookie = rule(ScopeSource::Cookie("sid".into()));
+        for value in ["", " "] {
+            assert_eq!(code(account.scope(&parts(&[("x-account", value)]))), Code::ScopeMissing);
+        }
+        for value in ["sid=", "sid=\"\"", "a=b; sid= ; sid="] {
+            assert_eq!(code(cookie.scope(&parts(&[("cookie", value)]))), Code::ScopeMissing, "{value}");
+        }
     }
 
     #[test]
