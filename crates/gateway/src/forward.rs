@@ -56,7 +56,10 @@ fn target_has_one_meaning(head: &request::Parts) -> Result<(), Problem> {
     let scheme = uri.scheme().is_none_or(|scheme| *scheme == Scheme::HTTP || *scheme == Scheme::HTTPS);
     // A host alone is how a tunnel is asked for.
     let form = match uri.authority() {
-        Some(authority) => uri.scheme().is_some() && !authority.host().is_empty(),
+        Some(authority) => {
+            let path = uri.path().starts_with('/') || head.method == Method::OPTIONS;
+            uri.scheme().is_some() && !authority.host().is_empty() && path
+        }
         None => uri.path().starts_with('/') || (uri.path() == "*" && head.method == Method::OPTIONS),
     };
     if scheme && form { Ok(()) } else { Err(problem::malformed("The request target is not a path.")) }

@@ -144,6 +144,10 @@ where
         let key = websocket::ask(&mut head, asked, h2c);
         let mut response = self.upstream.call_tunnel(Request::from_parts(head, body)).await?;
         if !websocket::is_granted(response.status(), h2c) {
+            // To an extended CONNECT any 2xx says that the tunnel is there (RFC 8441 §5).
+            if matches!(asked, Asked::Connect) && response.status().is_success() {
+                return Err(Failure::Broken);
+            }
             return Ok(response.map(UpstreamBody::driven));
         }
         let upstream = hyper::upgrade::on(&mut response);

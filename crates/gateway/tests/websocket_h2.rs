@@ -153,6 +153,10 @@ async fn a_client_of_http_2_reaches_a_service_of_http_1_and_its_connection_goes_
             connection.write("HTTP/1.1 204 No Content\r\n\r\n").await;
             return;
         }
+        if head.contains("/refused") {
+            connection.write("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello").await;
+            return;
+        }
         let key = head.lines().find_map(|line| line.strip_prefix("sec-websocket-key: ")).unwrap();
         let accept = match head.contains("/wrong") {
             true => "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=".to_owned(),
@@ -180,6 +184,8 @@ async fn a_client_of_http_2_reaches_a_service_of_http_1_and_its_connection_goes_
     assert!(upstream.text().starts_with("GET /chat?x=1 HTTP/1.1\r\n"), "{}", upstream.text());
     let wrong = client.send_request(connect("/wrong")).await.unwrap();
     assert_eq!(wrong.status(), 502, "a yes to another key");
+    let no = client.send_request(connect("/refused")).await.unwrap();
+    assert_eq!(no.status(), 502, "a 2xx would say that the tunnel is there");
 }
 
 /// As RFC 6455 has it, by another hand than the gateway's.

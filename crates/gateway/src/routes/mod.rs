@@ -1,16 +1,18 @@
 //! Which requests are guarded: rules of method and path, and why one applies.
 //!
 //! A rule that guards catches every spelling of a path that some upstream may read as the one it names: any case of
-//! letters, percent-encoding, `.` and `..`, doubled and trailing slashes, `\`, path parameters, white space, a host or the
+//! letters, percent-encoding, `.`, doubled and trailing slashes, `\`, path parameters, white space, a host or the
 //! name of a script before it, a dot or a format after it. A rule that takes the guard off, or makes the key optional,
-//! applies only where every such reading is covered by it.
+//! applies only where every such reading is covered by it. A path with `..` in it may lead anywhere: every rule that guards
+//! its method catches it, and no other applies.
 //!
-//! A request that asks to be taken for another method (`X-HTTP-Method-Override` and its kin) is judged by both.
+//! A request that asks to be taken for another method (`X-HTTP-Method-Override` and its kin) is judged by both. A
+//! preflight of CORS carries no key, so that only a rule that says OPTIONS guards it.
 
 mod path;
 mod pattern;
 
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderName};
+use http::header::{ACCESS_CONTROL_REQUEST_METHOD, CONTENT_TYPE, HeaderMap, HeaderName, ORIGIN};
 use http::request::Parts;
 use http::{Method, Version};
 use onlyonce_http::Guarded;
@@ -53,6 +55,8 @@ pub enum Because<'a> {
     Method,
     /// There are rules that say what is guarded, and none of them applies.
     NoRule,
+    /// It is a preflight of CORS, which no browser sends with a key.
+    Preflight,
     /// It is `application/grpc` over HTTP/2, which says how a call ended after its reply, where a status has no meaning.
     Grpc,
 }
@@ -100,9 +104,12 @@ impl Routes {
     /// What applies, and why.
     pub fn decide(&self, head: &Parts) -> Decision<'_> {
         let methods = Methods { said: &head.method, asked: method_overrides(&head.headers) };
+        let preflight = is_preflight(head) && methods.asked.is_empty();
         let best = if self.rules.is_empty() { None } else { self.best(&methods, head.uri.path()) };
+        let best = best.filter(|rule| !preflight || rule.pattern.says_method(&head.method));
         let (guarded, because) = match best {
             Some(rule) => (rule.guarded, Because::Rule(&rule.pattern, rule.guarded)),
+            None if preflight => (Guarded::No, Because::Preflight),
             None if is_grpc(head) => (Guarded::No, Because::Grpc),
             None if self.has_guards => (Guarded::No, Because::NoRule),
             None if methods.any(is_guarded_by_default) => (Guarded::Required, Because::Method),
@@ -152,16 +159,34 @@ impl Methods<'_> {
     }
 }
 
+/// With several in one line each may be the one.
 fn method_overrides(headers: &HeaderMap) -> Vec<&str> {
-    let said = METHOD_OVERRIDES.iter().flat_map(|name| headers.get_all(name));
-    said.filter_map(|value| value.to_str().ok()).map(str::trim).filter(|method| !method.is_empty()).collect()
+    let said = headers.iter().filter(|(name, _)| is_method_override(name));
+    said.filter_map(|(_, value)| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .filter(|method| !method.is_empty())
+        .collect()
 }
 
-static METHOD_OVERRIDES: [HeaderName; 3] = [
-    HeaderName::from_static("x-http-method-override"),
-    HeaderName::from_static("x-http-method"),
-    HeaderName::from_static("x-method-override"),
-];
+/// CGI, WSGI and Rack make one name of `X-A` and `X_A`.
+fn is_method_override(name: &HeaderName) -> bool {
+    let name = name.as_str().as_bytes();
+    name.starts_with(b"x")
+        && METHOD_OVERRIDES.iter().any(|known| {
+            let same = |(a, b): (&u8, &u8)| a == b || (*a == b'_' && *b == b'-');
+            name.len() == known.len() && name.iter().zip(known.as_bytes()).all(same)
+        })
+}
+
+const METHOD_OVERRIDES: [&str; 3] = ["x-http-method-override", "x-http-method", "x-method-override"];
+
+/// As a browser asks whether a page may send a request (Fetch §4.8).
+fn is_preflight(head: &Parts) -> bool {
+    head.method == Method::OPTIONS
+        && head.headers.contains_key(ORIGIN)
+        && head.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
+}
 
 /// There is no gRPC over HTTP/1.1: who says so there, or names other types beside it, wants the guard off.
 fn is_grpc(head: &Parts) -> bool {
@@ -250,7 +275,7 @@ mod tests {
     }
 
     /// Spellings that this or that upstream takes for `/v1/charges`.
-    const SPELLINGS: [&str; 34] = [
+    const SPELLINGS: [&str; 44] = [
         "/v1/charges",
         "/V1/Charges",
         "/v1/charges/",
@@ -284,6 +309,17 @@ mod tests {
         "/v1/charges%20.",
         "/v1/x/..%20/charges",
         "/v1/charge%C5%BF",
+        // Segments that go up: what is taken off first decides where to.
+        "/v1/..;/../charges",
+        "/v1//../charges",
+        "/v1/x//../../charges",
+        "/../v1//../charges",
+        "/v1/a%2fb/%2e%2e/charges",
+        "/v1/a%2fb/.%2E;x/charges",
+        "/v1/a%252fb/%252e./charges",
+        "/v1/x/%09..%00/charges",
+        "/v1\\\\..\\charges",
+        "/v1/a/.../charges",
         // The format, and the script in front.
         "/v1/charges.json",
         "/index.php/v1/charges",
@@ -324,6 +360,8 @@ mod tests {
             "/public/%252e%252e/v1/charges",
             "/public\\..\\v1/charges",
             "/public/..;/v1/charges",
+            "/public/a%2fb/../%2e%2e/v1/charges",
+            "/public//../../v1/charges",
             "/PUBLIC/a",
             "/public",
             "/public/",
@@ -341,14 +379,41 @@ mod tests {
     }
 
     #[test]
+    fn a_preflight_is_guarded_only_by_a_rule_that_says_options() {
+        let ask = [("origin", "https://app.example"), ("access-control-request-method", "POST")];
+        let disguised = [&ask[..], &[("x-http-method-override", "POST")]].concat();
+        for (rule, expected) in [
+            ("/v1/charges", Guarded::No),
+            ("* /v1/*", Guarded::No),
+            ("OPTIONS /v1/charges", Guarded::Required),
+        ] {
+            let routes = Routes::default().guard(patterns(&[rule]));
+            assert_eq!(routes.guarded(&head("OPTIONS", "/v1/charges", &ask)), expected, "{rule}");
+            assert_eq!(
+                routes.guarded(&head("OPTIONS", "/v1/charges", &ask[..1])),
+                Guarded::Required,
+                "{rule}"
+            );
+            assert_eq!(
+                routes.guarded(&head("OPTIONS", "/v1/charges", &disguised)),
+                Guarded::Required,
+                "{rule}"
+            );
+        }
+        assert_eq!(guarded(&Routes::default(), "OPTIONS", "/v1/charges"), Guarded::No);
+    }
+
+    #[test]
     fn whoever_asks_for_another_method_is_judged_by_both() {
         let deletes = Routes::default().guard(patterns(&["DELETE /orders/*"]));
         let exempt = Routes::default().exempt(patterns(&["POST /orders/*"]));
-        for name in ["X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"] {
+        for name in ["X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override", "x_http_method-override"]
+        {
             let asks = |method, asked| head(method, "/orders/7", &[(name, asked)]);
             for (method, asked, expected) in [
                 ("POST", "DELETE", Guarded::Required),
                 ("POST", " delete", Guarded::Required),
+                ("POST", "PUT, DELETE", Guarded::Required),
                 ("DELETE", "GET", Guarded::Required),
                 ("POST", "PUT", Guarded::No),
             ] {

@@ -13,11 +13,13 @@ pub(super) struct Readings {
     /// Of an upstream that takes the first part of the path for the name of a script: what comes after it. The path
     /// of a script is one too, so that these say nothing against a rule that names the script.
     behind_scripts: Vec<Reading>,
+    climbs: bool,
 }
 
 impl Readings {
     pub(super) fn of(path: &str) -> Self {
-        let mut of = Self { readings: vec![segments(path.as_bytes())], behind_scripts: Vec::new() };
+        let mut of =
+            Self { readings: vec![segments(path.as_bytes())], behind_scripts: Vec::new(), climbs: false };
         if is_plain(path) {
             return of;
         }
@@ -46,6 +48,7 @@ impl Readings {
     /// What becomes of these bytes, the more is taken off them.
     fn add(&mut self, bytes: &[u8]) {
         let literal = segments(bytes);
+        self.climbs |= literal.iter().any(|segment| goes_up(segment));
         let whole: Reading = literal.iter().map(|segment| bare(segment)).collect();
         let short: Reading = whole.iter().filter(|segment| !segment.is_empty()).cloned().collect();
         let resolved = without_dots(&short);
@@ -54,6 +57,13 @@ impl Readings {
                 self.readings.push(reading);
             }
         }
+    }
+
+    /// Whether some reading has a segment that goes up. Where that leads depends on what else the upstream takes off and
+    /// when: whether empty segments count, whether `..;` and `%2e%2e` are such segments beside a `%2f` that is none. So it
+    /// may lead anywhere. Clients resolve such segments before they send.
+    pub(super) fn climbs(&self) -> bool {
+        self.climbs
     }
 
     /// What any upstream may read.
@@ -121,6 +131,13 @@ fn bare(segment: &[u8]) -> Vec<u8> {
     }
     let end = segment.iter().rposition(|b| *b != b'.' && !white(b)).map_or(0, |last| last + 1);
     segment[..end].to_vec()
+}
+
+/// `..`, with what an upstream may take off it; more dots, or dots apart, are that to some file systems.
+fn goes_up(segment: &[u8]) -> bool {
+    let name = segment.split(|b| matches!(b, b';' | b'?' | b'#' | 0)).next().unwrap_or_default();
+    let dots = name.iter().filter(|b| **b == b'.').count();
+    dots > 1 && name.iter().all(|b| *b == b'.' || *b == b' ' || b.is_ascii_control())
 }
 
 fn without_dots(segments: &Reading) -> Reading {

@@ -100,7 +100,8 @@ impl RoutePattern {
     /// Whether some reading of the request is named by the pattern: for a rule that guards.
     pub(super) fn catches(&self, method: &str, readings: &Readings) -> bool {
         (self.methods.is_empty() || self.methods.iter().any(|named| named.eq_ignore_ascii_case(method)))
-            && readings.iter().chain(readings.behind_scripts()).any(|reading| self.may_name(reading))
+            && (readings.climbs()
+                || readings.iter().chain(readings.behind_scripts()).any(|reading| self.may_name(reading)))
     }
 
     /// Whether an upstream may take the reading for what is named: `.json` at the end is the format to many a framework.
@@ -118,7 +119,13 @@ impl RoutePattern {
     /// Whether every reading of the request is: for a rule that takes something off.
     pub(super) fn covers(&self, method: &str, readings: &Readings) -> bool {
         (self.methods.is_empty() || self.methods.iter().any(|named| named == method))
+            && !readings.climbs()
             && readings.iter().all(|reading| self.names(reading, Case::Exact))
+    }
+
+    /// Whether it names this method by itself.
+    pub(super) fn says_method(&self, method: &Method) -> bool {
+        self.methods.iter().any(|named| named.eq_ignore_ascii_case(method.as_str()))
     }
 
     fn names(&self, reading: &Reading, case: Case) -> bool {

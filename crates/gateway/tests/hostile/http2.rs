@@ -144,6 +144,16 @@ async fn the_length_and_the_body_of_http_2_agree_or_nothing_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_star_is_a_target_of_options_alone() {
+    let service = service().await;
+    let gateway = gateway(&service.url(), |_| {}).await;
+    let mut client = Frames::open(gateway.addr).await;
+    client.head(1, &[(METHOD.0, b"POST"), SCHEME, AUTHORITY, (PATH.0, b"*"), KEY], true).await;
+    assert_eq!(client.read(QUIET).await.statuses.first(), Some(&400));
+    assert_eq!(service.text(), "");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn trailers_of_http_2_cannot_reframe_or_name_a_key() {
     for (what, trailer) in [
         ("a length", (&b"content-length"[..], &b"50"[..])),

@@ -97,6 +97,7 @@ fn because(serve: &Serve, because: Because<'_>, method: &Method) -> String {
             _ => format!("POST and PATCH are guarded by default, {method} is not, and no rule names it"),
         },
         Because::NoRule => "there are --guard rules, and none names it".into(),
+        Because::Preflight => "a preflight of CORS carries no key".into(),
         Because::Grpc => "application/grpc over HTTP/2".into(),
     }
 }
