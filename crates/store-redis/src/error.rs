@@ -72,6 +72,10 @@ impl Fault {
             "CLUSTERDOWN" | "TRYAGAIN" | "MASTERDOWN" | "MOVED" | "ASK" => {
                 (Unavailable, "the cluster does not serve this slot at the moment")
             }
+            "NOSCRIPT" => {
+                (Unavailable, "somebody takes the scripts of Redis away again and again (SCRIPT FLUSH)")
+            }
+            "UNBLOCKED" => (Unavailable, "Redis gave up waiting for its replicas"),
             "BUSY" => (Unavailable, "Redis is busy with a script of somebody"),
             "CROSSSLOT" => (Unfit, "the keys are not in one slot of the cluster"),
             _ => (Internal, "Redis refused a command"),

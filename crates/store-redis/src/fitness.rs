@@ -42,7 +42,7 @@ pub(crate) async fn check(
         return Err(Fault::strange("another number of answers than of commands"));
     };
     if let Value::ServerError(error) = info
-        && matches!(error.code(), "LOADING" | "NOAUTH" | "MASTERDOWN")
+        && matches!(error.code(), "LOADING" | "NOAUTH" | "MASTERDOWN" | "BUSY")
     {
         return Err(Fault::refused(error));
     }

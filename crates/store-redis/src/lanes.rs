@@ -234,10 +234,11 @@ impl Shared {
         }
     }
 
-    /// A lane for a caller who finds all of them idle.
+    /// A lane for a caller who finds all of them idle. Never the only one: a caller may stop polling, and all would wait
+    /// for him.
     fn take_turn(&self) -> Option<Turn<'_>> {
         let mut queue = self.queue.lock();
-        if queue.over || queue.lanes_idle < self.lanes || !queue.is_empty() {
+        if queue.over || self.lanes == 1 || queue.lanes_idle < self.lanes || !queue.is_empty() {
             return None;
         }
         queue.lanes_idle -= 1;

@@ -197,5 +197,5 @@ impl Node {
 
 fn serves_nothing(value: &Value) -> bool {
     matches!(value, Value::ServerError(error)
-        if matches!(error.code(), "LOADING" | "CLUSTERDOWN" | "MASTERDOWN" | "READONLY"))
+        if matches!(error.code(), "LOADING" | "CLUSTERDOWN" | "MASTERDOWN" | "READONLY" | "NOREPLICAS" | "MISCONF"))
 }

@@ -89,7 +89,9 @@ impl Routes {
                             continue;
                         }
                         _ => {
-                            let fault = Fault::refused(error);
+                            // Of several commands those before it were carried out.
+                            let some = !matches!(values.first(), Some(Value::ServerError(_)));
+                            let fault = Fault::refused(error).with_sent(some);
                             if !is_passing(error.code()) {
                                 return Err(journey.end(fault));
                             }
@@ -269,6 +271,14 @@ fn first_error(values: &[Value]) -> Option<&redis::ServerError> {
 fn is_passing(code: &str) -> bool {
     matches!(
         code,
-        "LOADING" | "CLUSTERDOWN" | "MASTERDOWN" | "TRYAGAIN" | "READONLY" | "MOVED" | "ASK" | "BUSY"
+        "LOADING"
+            | "CLUSTERDOWN"
+            | "MASTERDOWN"
+            | "TRYAGAIN"
+            | "READONLY"
+            | "MOVED"
+            | "ASK"
+            | "BUSY"
+            | "NOSCRIPT"
     )
 }

@@ -118,6 +118,22 @@ async fn a_thousand_at_once_take_a_few_exchanges_and_a_lone_caller_one() {
 }
 
 #[tokio::test]
+async fn a_caller_who_stops_polling_stops_nobody_else() {
+    for server in [Redis::options().durable().start().await, Redis::private().await] {
+        let store = patient(&server.url()).open().await.unwrap();
+        let (stuck, ask) = (operation("stuck"), request(1));
+        let mut first = Box::pin(store.claim(&stuck, &ask));
+        tokio::select! {
+            biased;
+            _ = first.as_mut() => panic!("it was answered at once"),
+            () = std::future::ready(()) => {}
+        }
+        acquire(&store, &operation("other"), 2).await;
+        assert!(matches!(first.await, Ok(ClaimOutcome::Acquired(_))));
+    }
+}
+
+#[tokio::test]
 async fn one_bad_key_of_a_batch_fails_no_other() {
     let server = Redis::private().await;
     let store = patient(&server.url()).open().await.unwrap();

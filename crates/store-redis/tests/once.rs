@@ -112,6 +112,16 @@ async fn a_plan_that_fails_changes_nothing_and_records_nothing() {
         ("return {status = 200, writes = {'DECRBY'}}", "balance", "no command"),
         ("return {status = 200, writes = {{'SET', KEYS[1], {}}}}", "balance", "no text"),
         ("return {status = 200, writes = 7}", "balance", "no list"),
+        (
+            "local w = {'SADD', KEYS[1]} for i = 1, 9000 do w[i + 2] = i end return {status = 200, writes = {{'DECRBY', KEYS[1], 1}, w}}",
+            "balance",
+            "over 4096 parts",
+        ),
+        (
+            "return {status = 200, writes = {{'DECRBY', KEYS[1], 1}, {'NOSUCH', KEYS[1]}}}",
+            "balance",
+            "no command that",
+        ),
         ("error('by itself')", "balance", "by itself"),
         ("return undefined_variable.x", "balance", "undefined_variable"),
     ] {
@@ -126,6 +136,17 @@ async fn a_plan_that_fails_changes_nothing_and_records_nothing() {
     assert!(!error.may_have_applied() && !error.retryable(), "{error}");
     let itself = Plan::new(CHARGE).effect().key("idem@8d9001d32c6a703d95921a77115050f3:k").arg("1");
     assert_eq!(store.once(&operation("k"), &itself).await.unwrap_err().kind(), StoreErrorKind::Unfit);
+}
+
+#[tokio::test]
+async fn a_write_that_the_user_may_not_call_is_found_before_anything_happens() {
+    let server = Redis::private().await;
+    let store = with_balance(&server, "1000").await;
+    server.cli(["acl", "setuser", "default", "-decrby"]).await;
+    let said = transient(store.once(&operation("k"), &charge(100)).await.unwrap());
+    assert!(said.contains("DECRBY") && said.contains("user of Redis"), "{said}");
+    server.cli(["acl", "setuser", "default", "+decrby"]).await;
+    assert_eq!(ran(store.once(&operation("k"), &charge(100)).await.unwrap()).status(), 200);
 }
 
 #[tokio::test]

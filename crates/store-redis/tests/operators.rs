@@ -80,6 +80,21 @@ async fn a_server_that_may_throw_records_away_or_has_no_replicas_is_looked_at() 
 }
 
 #[tokio::test]
+async fn a_change_that_cannot_be_noted_is_not_made() {
+    let server = Redis::private().await;
+    let store = patient(&server.url()).open().await.unwrap();
+    let op = scoped("", "marked");
+    acquire(&store, &op, 1).await;
+    store.mark_unknown(&op, token(1)).await.unwrap();
+    server.cli(["set", "idem!audit", "somebody's"]).await;
+    store.free(op.id(), &by()).await.unwrap_err();
+    assert_eq!(store.stats().await.unwrap().unknown, 1);
+    server.cli(["del", "idem!audit"]).await;
+    store.free(op.id(), &by()).await.unwrap();
+    assert_eq!(store.audit(None, 10).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
 async fn an_audit_entry_that_cannot_be_read_hides_no_other() {
     let server = Redis::private().await;
     let store = patient(&server.url()).open().await.unwrap();

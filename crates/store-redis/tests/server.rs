@@ -108,6 +108,37 @@ async fn a_policy_that_changes_later_is_seen_at_a_reconnect_and_at_a_purge() {
 }
 
 #[tokio::test]
+async fn a_claim_that_was_carried_out_in_part_may_have_happened() {
+    let server = Redis::private().await;
+    let store = patient(&server.url()).open().await.unwrap();
+    server.cli(["acl", "setuser", "default", "-pttl"]).await;
+    let error = store.claim(&operation("k"), &request(1)).await.unwrap_err();
+    // Else nobody would release it, and it would be held for a week.
+    assert!(error.may_have_applied(), "{error}");
+    server.cli(["acl", "setuser", "default", "+pttl"]).await;
+    assert_eq!(store.release(&operation("k"), token(1)).await.unwrap(), ReleaseOutcome::Applied);
+    acquire(&store, &operation("k"), 2).await;
+}
+
+#[tokio::test]
+async fn a_server_that_is_busy_when_one_connects_is_not_unfit() {
+    let server = Redis::options().setting("busy-reply-threshold 50").start().await;
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut busy = client.get_multiplexed_async_connection().await.unwrap();
+    let slow = "local e = redis.call('TIME')[1] + 3 repeat until redis.call('TIME')[1] + 0 >= e";
+    let slow = tokio::spawn(async move {
+        redis::cmd("EVAL").arg(slow).arg(0).query_async::<redis::Value>(&mut busy).await
+    });
+    let error = wait_for("it is busy", async || {
+        patient(&server.url()).timeout(Duration::from_millis(300)).open().await.err()
+    })
+    .await;
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("busy with a script"), "{error}");
+    let _ = slow.await.unwrap();
+}
+
+#[tokio::test]
 async fn a_user_with_the_rights_of_the_documentation_is_enough() {
     let server = Redis::options().durable().start().await;
     let rules = ["acl", "setuser", "onlyonce"].map(str::to_owned).into_iter().chain(documented_rights());

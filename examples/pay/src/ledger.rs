@@ -16,7 +16,7 @@ const CHARGE: &str = r#"
     local amount = tonumber(ARGV[1])
     local balance = redis.call('GET', KEYS[1])
     if not balance then return {transient = 'there is no balance'} end
-    if not string.match(balance, '^%d+$') or #balance > 15 then return {transient = 'the balance is no whole number'} end
+    if not string.match(balance, '^%d+$') or #balance > 15 or string.match(balance, '^0%d') then return {transient = 'the balance is no whole number'} end
     if tonumber(balance) < amount then
         return {status = 402, body = string.format('{"error":"insufficient balance","balance":%s}', balance)}
     end

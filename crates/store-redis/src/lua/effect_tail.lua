@@ -8,6 +8,8 @@ end
 -- Else {0, value, time to live, time}.
 local OURS = 8
 local BODY_BYTES_MAX = 1048576
+-- Below what Lua can pass to a call.
+local PARTS_MAX = 4096
 local READS = {}
 for name in string.gmatch([[
     BITCOUNT BITPOS DBSIZE EXISTS EXPIRETIME GEODIST GEOPOS GEOSEARCH GET GETBIT GETRANGE HEXISTS HGET HGETALL HKEYS
@@ -58,11 +60,16 @@ for i = 1, #writes do
     local write = writes[i]
     if type(write) ~= 'table' or type(write[1]) ~= 'string' then return {2, 'write ' .. i .. ' is no command'} end
     if not is_key[write[2]] then return {2, 'write ' .. i .. ' is not to one of the keys'} end
+    if #write > PARTS_MAX then return {2, 'write ' .. i .. ' has over ' .. PARTS_MAX .. ' parts: make several of it'} end
     for j = 1, #write do
         local kind = type(write[j])
         if kind ~= 'string' and kind ~= 'number' then return {2, 'write ' .. i .. ' has a part that is no text'} end
         -- As it is written in the plan: without an exponent, and whole up to 2^53.
         if kind == 'number' then write[j] = string.format('%.17g', write[j]) end
+    end
+    local known, may = pcall(redis.acl_check_cmd, unpack(write))
+    if not known or not may then
+        return {2, 'write ' .. i .. ' (' .. write[1] .. ') is no command that this user of Redis may call'}
     end
 end
 

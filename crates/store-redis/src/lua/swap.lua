@@ -10,13 +10,14 @@ if (old or '') ~= ARGV[1] or (ARGV[2] ~= '' and left > tonumber(ARGV[2])) then
     local now = redis.call('TIME')
     return {0, old, left, now[1] * 1000 + math.floor(now[2] / 1000)}
 end
+-- First: a change that cannot be noted is not made.
+if KEYS[2] then
+    redis.call('LPUSH', KEYS[2], ARGV[5])
+    redis.call('LTRIM', KEYS[2], 0, tonumber(ARGV[6]) - 1)
+end
 if ARGV[4] == '0' then
     redis.call('DEL', KEYS[1])
 else
     redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
-end
-if KEYS[2] then
-    redis.call('LPUSH', KEYS[2], ARGV[5])
-    redis.call('LTRIM', KEYS[2], 0, tonumber(ARGV[6]) - 1)
 end
 return {1}
