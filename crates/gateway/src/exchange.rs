@@ -21,7 +21,7 @@ pub(crate) struct Exchange {
 }
 
 /// What nobody read of a request's body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Unread {
     Nothing,

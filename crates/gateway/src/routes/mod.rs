@@ -105,8 +105,7 @@ impl Routes {
     pub fn decide(&self, head: &Parts) -> Decision<'_> {
         let methods = Methods { said: &head.method, asked: method_overrides(&head.headers) };
         let preflight = is_preflight(head) && methods.asked.is_empty();
-        let best = if self.rules.is_empty() { None } else { self.best(&methods, head.uri.path()) };
-        let best = best.filter(|rule| !preflight || rule.pattern.says_method(&head.method));
+        let best = if self.rules.is_empty() { None } else { self.best(&methods, head.uri.path(), preflight) };
         let (guarded, because) = match best {
             Some(rule) => (rule.guarded, Because::Rule(&rule.pattern, rule.guarded)),
             None if preflight => (Guarded::No, Because::Preflight),
@@ -122,7 +121,7 @@ impl Routes {
         Decision { guarded, because }
     }
 
-    fn best(&self, methods: &Methods<'_>, path: &str) -> Option<&Rule> {
+    fn best(&self, methods: &Methods<'_>, path: &str, preflight: bool) -> Option<&Rule> {
         let readings = Readings::of(path);
         let applies = |rule: &&Rule| match rule.guarded {
             Guarded::Required => methods.any(|method| rule.pattern.catches(method, &readings)),
@@ -133,7 +132,8 @@ impl Routes {
             Guarded::Optional => 1,
             Guarded::Required => 2,
         };
-        let rules = self.rules.iter().filter(applies);
+        let rules = self.rules.iter().filter(|rule| !preflight || rule.pattern.says_method(methods.said));
+        let rules = rules.filter(applies);
         rules.max_by_key(|rule| (rule.pattern.specificity(), strictness(rule.guarded)))
     }
 }
@@ -400,6 +400,9 @@ mod tests {
                 "{rule}"
             );
         }
+        // The rule that says so counts, also where one of any method is the more specific.
+        let routes = Routes::default().guard(patterns(&["/v1/charges", "OPTIONS /v1/*"]));
+        assert_eq!(routes.guarded(&head("OPTIONS", "/v1/charges", &ask)), Guarded::Required);
         assert_eq!(guarded(&Routes::default(), "OPTIONS", "/v1/charges"), Guarded::No);
     }
 
